@@ -1,0 +1,51 @@
+"""The catalogue: fact files that are found by name, in the repository and in an installed copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simulator.describe.fields import suggestion
+from simulator.errors import DescriptionError
+
+FOLDERS = {
+    "devices": ("topologies/devices", ".toml"),
+    "nodes": ("topologies/nodes", ".toml"),
+    "models": ("workloads/models", ".json"),
+    "scenarios": ("workloads", ".toml"),
+}
+"""Where each part of the catalogue lies below the root, and the ending of its files."""
+
+
+def root() -> Path:
+    """Return the folder that holds `topologies` and `workloads`."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "data"
+    return installed if installed.is_dir() else package.parent
+
+
+def names(folder: str) -> list[str]:
+    """Return the names in one part of the catalogue, sorted."""
+    place, suffix = FOLDERS[folder]
+    return sorted(path.stem for path in (root() / place).glob(f"*{suffix}"))
+
+
+def find(reference: str, folder: str, base: Path) -> Path:
+    """Return the file that a name of the catalogue, or a path relative to `base`, stands for.
+
+    Raises:
+        DescriptionError: when there is no such file.
+    """
+    place, suffix = FOLDERS[folder]
+    if "/" not in reference and not reference.endswith((".toml", ".json")):
+        path = root() / place / f"{reference}{suffix}"
+        if path.is_file():
+            return path
+        known = names(folder)
+        raise DescriptionError(
+            f"{reference!r} is not in the catalogue of {folder}{suggestion(reference, known)}"
+            f" (known: {', '.join(known)}; a path must hold a '/' or end in {suffix})"
+        )
+    path = (base / reference).expanduser()
+    if not path.is_file():
+        raise DescriptionError(f"no file {reference!r} (looked for {path})")
+    return path

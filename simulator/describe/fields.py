@@ -1,0 +1,171 @@
+"""What a field of a description may hold: markers for `Annotated`, and the check that reads them.
+
+The descriptions state their own rules (`hidden_size: Count`), so that a TOML file, a ``--set``
+override and a Python constructor are all held to the same ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, TypeAlias
+
+from simulator import units
+from simulator.errors import DescriptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The field is a positive quantity of this dimension, written with its unit in TOML."""
+
+    dimension: str
+    zero: bool = False
+    """Whether zero is allowed too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The field is a number from `low` to `high`."""
+
+    low: float
+    high: float = math.inf
+    open_low: bool = False
+    """Whether `low` itself is excluded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogued:
+    """The field may name a file of this folder of the catalogue, or a path, instead of a table."""
+
+    folder: str
+
+
+Count: TypeAlias = Annotated[int, Range(1)]
+Fraction: TypeAlias = Annotated[float, Range(0, 1, open_low=True)]
+Probability: TypeAlias = Annotated[float, Range(0, 1)]
+Bytes: TypeAlias = Annotated[float, Unit("bytes")]
+BytesPerSecond: TypeAlias = Annotated[float, Unit("bytes/s")]
+FlopsPerSecond: TypeAlias = Annotated[float, Unit("FLOP/s")]
+Seconds: TypeAlias = Annotated[float, Unit("seconds", zero=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The type of one field, taken apart."""
+
+    base: Any
+    """The type without markers and without ``None``."""
+    markers: tuple[object, ...]
+    optional: bool
+    required: bool
+
+
+@lru_cache(maxsize=None)
+def rules(cls: type) -> Mapping[str, Rule]:
+    """Return the rule of every field of a description."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {f.name: _rule(hints[f.name], f) for f in dataclasses.fields(cls)}
+
+
+def _rule(hint: Any, f: dataclasses.Field[Any]) -> Rule:
+    required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    optional = False
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        parts = [part for part in typing.get_args(hint) if part is not type(None)]
+        (hint,), optional = parts, len(parts) < len(typing.get_args(hint))
+    markers: tuple[object, ...] = ()
+    if typing.get_origin(hint) is Annotated:
+        hint, *marked = typing.get_args(hint)
+        markers = tuple(marked)
+    return Rule(hint, markers, optional, required)
+
+
+def complaint(value: object, base: Any, markers: Iterable[object]) -> str | None:
+    """Say what is wrong with a value of a field, or return None when nothing is."""
+    origin = typing.get_origin(base)
+    if origin is typing.Literal:
+        choices = typing.get_args(base)
+        return None if value in choices else _not_among(value, [str(c) for c in choices])
+    if origin is tuple:
+        item = typing.get_args(base)[0]
+        if not isinstance(value, (tuple, list)):
+            return f"{value!r} is not a list"
+        return next(filter(None, (complaint(v, *_split(item)) for v in value)), None)
+    if origin is dict:
+        item = typing.get_args(base)[1]
+        if not isinstance(value, dict):
+            return f"{value!r} is not a table"
+        return next(filter(None, (complaint(v, *_split(item)) for v in value.values())), None)
+    if base is float and type(value) is int:
+        value = float(value)
+    if type(value) is not base:
+        return f"{value!r} is not {_ARTICLED.get(base, f'a {base.__name__}')}"
+    return next(filter(None, (_marker_complaint(value, marker) for marker in markers)), None)
+
+
+_ARTICLED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _split(hint: Any) -> tuple[Any, tuple[object, ...]]:
+    if typing.get_origin(hint) is Annotated:
+        base, *markers = typing.get_args(hint)
+        return base, tuple(markers)
+    return hint, ()
+
+
+def _marker_complaint(value: Any, marker: object) -> str | None:
+    if isinstance(marker, Unit):
+        if not math.isfinite(value) or value < 0 or (value == 0 and not marker.zero):
+            return f"{value:g} {marker.dimension} must be {'at least' if marker.zero else 'above'} 0"
+    elif isinstance(marker, Range):
+        if value < marker.low or (marker.open_low and value == marker.low):
+            return f"{value} must be {'above' if marker.open_low else 'at least'} {marker.low:g}"
+        if not value <= marker.high:
+            return f"{value} must be at most {marker.high:g}"
+    return None
+
+
+def _not_among(value: object, choices: list[str]) -> str:
+    return f"{value!r} is not one of {', '.join(choices)}{suggestion(value, choices)}"
+
+
+def suggestion(word: object, choices: Iterable[str]) -> str:
+    """Return ``, did you mean 'x'?`` when a choice is close to the word, else an empty text."""
+    by_lower = {c.lower(): c for c in choices}
+    close = difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.6)
+    return f", did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def validate(description: Any) -> None:
+    """Check every field of a description against its rule; for use in ``__post_init__``.
+
+    Raises:
+        DescriptionError: with all complaints.
+    """
+    problems = []
+    for name, rule in rules(type(description)).items():
+        value = getattr(description, name)
+        if dataclasses.is_dataclass(value) or (value is None and rule.optional):
+            continue
+        if wrong := complaint(value, rule.base, rule.markers):
+            problems.append(f"{type(description).__name__}.{name}: {wrong}")
+    if problems:
+        raise DescriptionError(problems)
+
+
+def from_text(value: object, markers: Iterable[object]) -> object:
+    """Turn the TOML form of a quantity into its SI value; leave anything else as it is.
+
+    Raises:
+        ValueError: when a unit is missing or unknown.
+    """
+    for marker in markers:
+        if isinstance(marker, Unit):
+            return units.parse_quantity(value, marker.dimension)
+    return value

@@ -1,0 +1,123 @@
+"""Hugging Face ``config.json`` files, verbatim, as models.
+
+Each family is one function from the file's keys to the fields of `Model`. Keys that do not change
+the arithmetic of training (token ids, initialisers, generation settings) are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from simulator.errors import DescriptionError
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+}
+
+
+class _Keys:
+    """A config file whose missing keys and wrong values are collected, not raised one by one."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.problems: list[str] = []
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key that may be absent or null."""
+        value = self.config.get(key)
+        return default if value is None else value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a positive whole number; a key without default must be there."""
+        value = self.get(key, default)
+        if value is None:
+            self.problems.append(f"key {key!r} is missing")
+        elif type(value) is not int or value < 1:
+            self.problems.append(f"{key} {value!r} must be a whole number of at least 1")
+        else:
+            return value
+        return 1
+
+    def activation(self, key: str, default: str) -> str:
+        """Return the activation function of the MLP in our spelling."""
+        value = self.get(key, default)
+        if value not in ACTIVATIONS:
+            self.problems.append(f"{key} {value!r} is not one of {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS.get(value, "gelu")
+
+
+def _gpt2(keys: _Keys) -> dict[str, Any]:
+    hidden, heads = keys.count("n_embd"), keys.count("n_head")
+    if hidden % heads:
+        keys.problems.append(f"n_head {heads} does not divide n_embd {hidden}")
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": keys.count("n_inner", 4 * hidden),
+        "num_hidden_layers": keys.count("n_layer"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": hidden // heads,
+        "vocab_size": keys.count("vocab_size"),
+        "max_position_embeddings": keys.count("n_positions"),
+        "norm": "layer_norm",
+        "activation": keys.activation("activation_function", "gelu_new"),
+        "gated_mlp": False,
+        "position": "learned",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": keys.get("tie_word_embeddings", True),
+        "hidden_dropout": float(keys.get("resid_pdrop", 0.1)),
+        "attention_dropout": float(keys.get("attn_pdrop", 0.1)),
+    }
+
+
+def _llama(keys: _Keys) -> dict[str, Any]:
+    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    if hidden % heads and keys.get("head_dim") is None:
+        keys.problems.append(f"num_attention_heads {heads} does not divide hidden_size {hidden}")
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": keys.count("intermediate_size"),
+        "num_hidden_layers": keys.count("num_hidden_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.count("num_key_value_heads", heads),
+        "head_dim": keys.count("head_dim", max(1, hidden // heads)),
+        "vocab_size": keys.count("vocab_size"),
+        "max_position_embeddings": keys.count("max_position_embeddings"),
+        "norm": "rms_norm",
+        "activation": keys.activation("hidden_act", "silu"),
+        "gated_mlp": True,
+        "position": "rotary",
+        "attention_bias": keys.get("attention_bias", False),
+        "mlp_bias": keys.get("mlp_bias", False),
+        "tie_word_embeddings": keys.get("tie_word_embeddings", False),
+        "attention_dropout": float(keys.get("attention_dropout", 0.0)),
+    }
+
+
+FAMILIES: dict[str, Callable[[_Keys], dict[str, Any]]] = {"gpt2": _gpt2, "llama": _llama}
+"""Reader of each `model_type`."""
+
+
+def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Model`, its name apart, from the content of a ``config.json``.
+
+    Raises:
+        DescriptionError: for an unknown `model_type`, or missing or wrong keys, all at once.
+    """
+    family = config.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise DescriptionError(
+            f"model_type {family!r} is not supported; supported are {', '.join(FAMILIES)}"
+        )
+    keys = _Keys(config)
+    fields = FAMILIES[family](keys)
+    if keys.problems:
+        raise DescriptionError(keys.problems)
+    return fields

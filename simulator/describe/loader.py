@@ -1,0 +1,246 @@
+"""Files to descriptions: strict TOML with unit strings, catalogue names, ``--set`` overrides.
+
+Every problem of a file is found and reported at once, each with its place, the value and, where
+one is near, a suggestion.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from simulator.describe import catalog
+from simulator.describe.fields import Catalogued, Rule, complaint, from_text, rules, suggestion
+from simulator.describe.huggingface import read_config
+from simulator.describe.scenario import Scenario
+from simulator.errors import DescriptionError
+
+T = TypeVar("T")
+Table = dict[str, Any]
+
+
+def load(reference: str | Path, overrides: Mapping[str, object] | None = None) -> Scenario:
+    """Return the scenario of a TOML file, or of a scenario's name in the catalogue.
+
+    Args:
+        reference: path of the file, or a name such as ``gpt2-xl-1f1b``.
+        overrides: values by dotted key, as ``{"plan.tp": 4}``, laid over those of the file.
+
+    Raises:
+        DescriptionError: with all problems of the file.
+    """
+    path = catalog.find(str(reference), "scenarios", Path())
+    table = _read(path)
+    for key, value in (overrides or {}).items():
+        _override(table, key, value)
+    return scenario(table, path)
+
+
+def scenario(table: Table, path: Path) -> Scenario:
+    """Return the scenario of an already parsed file; `path` places messages and relative names."""
+    problems: list[str] = []
+    table = {"name": path.stem, **table}
+    table = _fill_dp(table, path)
+    built = _Builder(path, problems).build(Scenario, table, "")
+    if built is None:
+        raise DescriptionError(problems)
+    return built
+
+
+def parse_override(text: str) -> tuple[str, object]:
+    """Return the dotted key and the value of a ``plan.tp=4``; values are TOML, or bare text.
+
+    Raises:
+        DescriptionError: when there is no ``=``.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise DescriptionError(f"--set {text!r}: write KEY=VALUE, for example plan.tp=4")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def _override(table: Table, key: str, value: object) -> None:
+    *path, last = key.split(".")
+    for name in path:
+        inner = table.get(name)
+        if isinstance(inner, str):  # `node = "dgx-a100"` and `--set cluster.node.num_devices=4`
+            inner = {"from": inner}
+        table[name] = inner = dict(inner) if isinstance(inner, dict) else {}
+        table = inner
+    table[last] = value
+
+
+def _fill_dp(table: Table, path: Path) -> Table:
+    """Let a plan without dp use the whole cluster, which is what a sweep over nodes means."""
+    plan = table.get("plan", {})
+    if not isinstance(plan, dict) or "dp" in plan or not isinstance(table.get("cluster"), dict):
+        return table
+    from simulator.describe.cluster import Cluster
+
+    cluster = _Builder(path, []).build(Cluster, table["cluster"], "cluster")
+    share = [plan.get(axis, 1) for axis in ("tp", "pp")]
+    if cluster is None or any(type(degree) is not int or degree < 1 for degree in share):
+        return table
+    dp = max(1, cluster.world_size // (share[0] * share[1]))
+    return {**table, "plan": {**plan, "dp": dp}}
+
+
+class _Builder:
+    """Builds descriptions from tables and keeps the list of what was wrong."""
+
+    def __init__(self, path: Path, problems: list[str]) -> None:
+        self.path = path
+        self.problems = problems
+
+    def report(self, where: str, what: str) -> None:
+        place = f"{self.path.name} [{where}]" if where else self.path.name
+        self.problems.append(f"{place}: {what}")
+
+    def build(self, cls: Callable[..., T], table: Table, where: str) -> T | None:
+        """Return the description that a table holds, or None after reporting why not."""
+        before = len(self.problems)
+        known = rules(typing.cast(type, cls))
+        values: dict[str, object] = {}
+        for key in table:
+            if key not in known:
+                self.report(where, f"unknown key {key!r}{suggestion(key, known)}")
+        for name, rule in known.items():
+            if name in table:
+                values[name] = self.value(rule, table[name], f"{where}.{name}".strip("."), where)
+            elif rule.required:
+                self.report(where, f"key {name!r} is missing")
+        if len(self.problems) > before:
+            return None
+        try:
+            return cls(**values)
+        except DescriptionError as error:
+            for problem in error.problems:
+                self.report(where, problem.removeprefix(f"{typing.cast(type, cls).__name__}."))
+            return None
+
+    def value(self, rule: Rule, raw: object, here: str, parent: str) -> object:
+        """Return the value of one field, or None after reporting what is wrong with it."""
+        name = here.rpartition(".")[2]
+        if is_dataclass(rule.base):
+            folder = next((m.folder for m in rule.markers if isinstance(m, Catalogued)), None)
+            if name == "model":
+                folder = "models"
+            return self.nested(typing.cast(type, rule.base), raw, here, folder)
+        if typing.get_origin(rule.base) is tuple:
+            item = typing.get_args(rule.base)[0]
+            if is_dataclass(item) and isinstance(raw, list):
+                return tuple(self.nested(typing.cast(type, item), r, here, None) for r in raw)
+            wrong = complaint(raw, rule.base, rule.markers)
+            if wrong is None and isinstance(raw, list):
+                return tuple(raw)
+        elif typing.get_origin(rule.base) is dict and isinstance(raw, dict):
+            item = Rule(*_item(rule.base), optional=False, required=True)
+            return {k: self.value(item, v, f"{here}.{k}", here) for k, v in raw.items()}
+        else:
+            try:
+                read = from_text(raw, rule.markers)
+            except ValueError as error:
+                self.report(parent, f"{name}: {error}")
+                return None
+            wrong = complaint(read, rule.base, rule.markers)
+            if wrong is None:
+                return float(read) if rule.base is float else read  # type: ignore[arg-type]
+        self.report(parent, f"{name}: {wrong}")
+        return None
+
+    def nested(self, cls: type, raw: object, here: str, folder: str | None) -> object:
+        """Return a description inside another: a table, or a name that stands for a file."""
+        if isinstance(raw, str) and folder:
+            raw = {"from": raw}
+        if not isinstance(raw, dict):
+            self.report(here, f"{raw!r} is not a table{' or a name' if folder else ''}")
+            return None
+        if folder is None or "from" not in raw:
+            return self.build(cls, raw, here)
+        reference, own = raw["from"], {k: v for k, v in raw.items() if k != "from"}
+        if not isinstance(reference, str):
+            self.report(here, f"from: {reference!r} is not a text")
+            return None
+        try:
+            path = catalog.find(reference, folder, self.path.parent)
+            facts = _read(path)
+        except DescriptionError as error:
+            self.problems.extend(f"{self.path.name} [{here}]: {p}" for p in error.problems)
+            return None
+        if own:  # facts of the file with some of them changed; the place is the scenario's
+            return _Builder(self.path, self.problems).build(cls, _merged(facts, own), here)
+        return _Builder(path, self.problems).build(cls, facts, "")
+
+
+def _item(base: Any) -> tuple[Any, tuple[object, ...]]:
+    hint = typing.get_args(base)[1]
+    if typing.get_origin(hint) is typing.Annotated:
+        inner, *markers = typing.get_args(hint)
+        return inner, tuple(markers)
+    return hint, ()
+
+
+def _merged(facts: Table, own: Table) -> Table:
+    merged = dict(facts)
+    for key, value in own.items():
+        old = merged.get(key)
+        if isinstance(value, dict) and isinstance(old, str):
+            old = {"from": old}
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _toml(text: str) -> Table:
+    return tomllib.loads(text)
+
+
+def _json(text: str) -> Table:
+    config = json.loads(text)
+    if not isinstance(config, dict):
+        raise ValueError("the top level is not an object")
+    return config
+
+
+READERS: Mapping[str, tuple[str, Callable[[str], Table]]] = {
+    ".toml": ("TOML", _toml),
+    ".json": ("JSON", _json),
+}
+
+
+def _read(path: Path) -> Table:
+    """Return the table of a file; a Hugging Face config becomes the fields of `Model`.
+
+    Raises:
+        DescriptionError: when it cannot be read or parsed.
+    """
+    if path.suffix not in READERS:
+        raise DescriptionError(f"{path}: a file must end in {' or '.join(READERS)}")
+    kind, parse = READERS[path.suffix]
+    try:
+        table = parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DescriptionError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise DescriptionError(f"{path}: is not a UTF-8 text") from None
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, ValueError, RecursionError) as error:
+        raise DescriptionError(f"{path}: is not valid {kind} ({error})") from None
+    if path.suffix == ".json":
+        try:
+            return {"name": path.parent.name if path.stem == "config" else path.stem,
+                    **read_config(table)}  # fmt: skip
+        except DescriptionError as error:
+            raise DescriptionError(f"{path.name}: {p}" for p in error.problems) from None
+    return table
+
+
+def set_all(texts: Sequence[str]) -> dict[str, object]:
+    """Return the overrides that several ``KEY=VALUE`` texts hold."""
+    return dict(parse_override(text) for text in texts)

@@ -1,0 +1,69 @@
+"""The run: the batch, the arithmetic and what is simulated of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from simulator.describe.fields import Count, validate
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes per element or parameter in one mode of arithmetic."""
+
+    matmul: str
+    """Precision of matrix products, a key of `Device.peak`."""
+    activation: int
+    weight: int
+    gradient: int
+    master: int
+    """Bytes of the fp32 copy that the optimizer updates; 0 where the weight itself is fp32."""
+
+
+PRECISIONS = {
+    "fp32": Precision("fp32", 4, 4, 4, 0),
+    "tf32": Precision("tf32", 4, 4, 4, 0),
+    "fp16": Precision("fp16", 2, 2, 2, 4),
+    "bf16": Precision("bf16", 2, 2, 2, 4),
+}
+"""Modes of arithmetic; mixed precision as in Micikevicius et al., 2018 (arXiv 1710.03740)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What one optimizer keeps per parameter and computes with it."""
+
+    states: int
+    """fp32 numbers kept per parameter, the master copy apart."""
+    flops: int
+    """Floating-point operations per parameter of one update."""
+
+
+OPTIMIZERS = {
+    "sgd": Optimizer(states=0, flops=2),
+    "momentum": Optimizer(states=1, flops=4),
+    "adam": Optimizer(states=2, flops=12),
+    "adamw": Optimizer(states=2, flops=14),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Batch, precision, optimizer, and how much of the run is simulated."""
+
+    global_batch_size: Count
+    """Samples of one optimizer step over all ranks."""
+    sequence_length: Count
+    """Tokens of one sample."""
+    precision: Literal["fp32", "tf32", "fp16", "bf16"] = "bf16"
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "adamw"
+    attention: Literal["flash", "unfused"] = "flash"
+    """`flash` never writes the score matrix to memory; `unfused` writes and keeps it."""
+    num_steps: Count = 2
+    """Optimizer steps simulated; the last one is reported as the steady state."""
+    detail: Literal["layer", "kernel"] = "layer"
+    """`kernel` gives every kernel its own op; `layer` joins those with no communication between."""
+
+    def __post_init__(self) -> None:
+        validate(self)

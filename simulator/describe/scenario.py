@@ -1,0 +1,106 @@
+"""The Scenario: one model on one cluster under one plan, checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from simulator.describe.cluster import Cluster
+from simulator.describe.fields import validate
+from simulator.describe.model import Model
+from simulator.describe.plan import Plan
+from simulator.describe.run import PRECISIONS, Precision, Run
+from simulator.errors import DescriptionError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything that a simulation needs to know; frozen, valid, SI units."""
+
+    name: str
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    run: Run
+
+    def __post_init__(self) -> None:
+        validate(self)
+        problems = list(_contradictions(self))
+        if problems:
+            raise DescriptionError(problems)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Pipeline inputs of one replica in one step."""
+        return self.run.global_batch_size // (self.plan.microbatch_size * self.plan.dp)
+
+    @property
+    def layers_per_stage(self) -> tuple[int, ...]:
+        """Layers of each stage; a remainder goes to the first ones, away from the head."""
+        if self.plan.layers_per_stage is not None:
+            return self.plan.layers_per_stage
+        count, rest = divmod(self.model.num_hidden_layers, self.plan.pp)
+        return tuple(count + (stage < rest) for stage in range(self.plan.pp))
+
+    @property
+    def precision(self) -> Precision:
+        """Bytes and matrix precision of the run's mode of arithmetic."""
+        return PRECISIONS[self.run.precision]
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step over all ranks."""
+        return self.run.global_batch_size * self.run.sequence_length
+
+
+def _contradictions(s: Scenario) -> Iterator[str]:
+    """Say what does not fit together; each part alone is already right."""
+    model, cluster, plan, run = s.model, s.cluster, s.plan, s.run
+    if plan.world_size != cluster.world_size:
+        yield (
+            f"plan.dp {plan.dp} x plan.tp {plan.tp} x plan.pp {plan.pp} = {plan.world_size} ranks, "
+            f"but the cluster has {cluster.num_nodes} x {cluster.ranks_per_node} = "
+            f"{cluster.world_size} devices{_dp_hint(plan, cluster)}"
+        )
+    for count, what in (
+        (model.num_attention_heads, "num_attention_heads"),
+        (model.num_key_value_heads, "num_key_value_heads"),
+        (model.intermediate_size, "intermediate_size"),
+    ):
+        if count % plan.tp:
+            legal = [d for d in range(1, plan.tp) if count % d == 0]
+            yield (
+                f"plan.tp {plan.tp} does not divide {what} {count} of {model.name}; "
+                f"the next smaller degree that does is {legal[-1]}"
+            )
+    if plan.pp > model.num_hidden_layers:
+        yield f"plan.pp {plan.pp} is more than the {model.num_hidden_layers} layers of {model.name}"
+    elif sum(s.layers_per_stage) != model.num_hidden_layers:
+        yield (
+            f"plan.layers_per_stage {list(s.layers_per_stage)} sums to {sum(s.layers_per_stage)}, "
+            f"but {model.name} has {model.num_hidden_layers} layers"
+        )
+    share = plan.microbatch_size * plan.dp
+    if run.global_batch_size % share:
+        near = max(share, run.global_batch_size // share * share)
+        yield (
+            f"run.global_batch_size {run.global_batch_size} is not a multiple of "
+            f"plan.microbatch_size {plan.microbatch_size} x plan.dp {plan.dp} = {share}; "
+            f"{near} would be"
+        )
+    if model.position == "learned" and run.sequence_length > model.max_position_embeddings:
+        yield (
+            f"run.sequence_length {run.sequence_length} is more than the "
+            f"{model.max_position_embeddings} positions that {model.name} has learned"
+        )
+    peak = cluster.node.device.peak
+    if s.precision.matmul not in peak:
+        yield (
+            f"run.precision {run.precision!r}: {cluster.node.device.name} has no rate for it; "
+            f"it has {', '.join(peak)}"
+        )
+
+
+def _dp_hint(plan: Plan, cluster: Cluster) -> str:
+    dp, rest = divmod(cluster.world_size, plan.tp * plan.pp)
+    return f"; plan.dp = {dp} would use them all" if dp and not rest else ""

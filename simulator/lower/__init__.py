@@ -1,0 +1,76 @@
+"""From a Scenario to a Program: a short, visible list of passes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.describe.scenario import Scenario
+from simulator.lower.bodies import Body, CostTable, StageBodies, stage_bodies
+from simulator.lower.check import check
+from simulator.lower.memory import static_memory
+from simulator.lower.mesh import Mesh
+from simulator.lower.pipeline import cached_grid, expand, repeat_steps
+from simulator.lower.replicate import replicate
+from simulator.lower.schedules import (
+    Action,
+    Actions,
+    actions_of,
+    add_optimizer,
+    add_reduce_grad,
+    add_send_recv,
+    check_actions,
+)
+from simulator.program import NONE, Flow, Program, Work
+
+__all__ = ["Action", "Actions", "check", "lower", "lower_schedule"]
+
+
+def lower(s: Scenario) -> Program:
+    """Return the checked Program of a scenario."""
+    compute = actions_of(s.plan.schedule, s.plan.pp, s.num_microbatches)
+    actions = add_optimizer(add_reduce_grad(add_send_recv(compute)))
+    table = CostTable()
+    bodies = stage_bodies(s, table)
+    boundary = s.precision.activation * s.plan.microbatch_size * s.run.sequence_length
+    message = Flow("send_recv", float(boundary * s.model.hidden_size))
+    replica = expand(cached_grid(actions), bodies, message, table)
+    static = np.array([stage.total for stage in static_memory(s)])
+    steps = repeat_steps(replica, s.run.num_steps)
+    return check(replicate(steps, Mesh.of(s.plan), tuple(table.costs), static))
+
+
+def lower_schedule(
+    actions: Actions, *, forward: float = 1.0, backward: float = 2.0, latency: float = 0.0
+) -> Program:
+    """Return the Program of a bare schedule with the same stated times on every stage.
+
+    Args:
+        actions: action lists by pipeline rank, as `actions_of` returns them; those that already
+            hold sends and receives are taken as they stand.
+        forward: seconds of one F.
+        backward: seconds of one B.
+        latency: seconds of one message between stages.
+
+    Raises:
+        ScheduleError: when the lists are not a legal schedule.
+        DeadlockError: when their messages wait for each other.
+    """
+    check_actions(actions)
+    if not any(a.kind.startswith(("SEND", "RECV")) for row in actions for a in row):
+        actions = add_send_recv(actions)
+    table = CostTable()
+    stages = max((a.stage for row in actions for a in row), default=-1) + 1
+    # One kept activation counts one byte: its memory over time is the microbatches in flight.
+    one_f = _single(Work("F", seconds=forward, alloc_bytes=1.0), table)
+    one_b = _single(Work("B", seconds=backward, free_bytes=1.0), table)
+    bodies = [StageBodies(one_f, one_b, one_b, one_b, one_b)] * stages
+    message = Flow("send_recv", 0.0, seconds=latency)
+    replica = expand(cached_grid(actions), bodies, message, table)
+    mesh = Mesh(dp=1, pp=len(actions), tp=1, strides=(len(actions), 1, 1))
+    return check(replicate(replica, mesh, tuple(table.costs), np.zeros(len(actions))))
+
+
+def _single(work: Work, table: CostTable) -> Body:
+    zero = np.zeros(1, np.int16)
+    cost = np.array([table.number(work)], np.int32)
+    return Body(cost, zero, np.full(1, NONE, np.int16), zero, 0)

@@ -1,0 +1,284 @@
+"""Bodies: the ops that one action of one stage performs, as small columns.
+
+A body is a main chain of segments (compute, tensor-parallel collectives), each after the one
+before, with side branches (gradient buckets on the dp stream) hanging off it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.describe.run import OPTIMIZERS
+from simulator.describe.scenario import Scenario
+from simulator.lower.layers import Block, Blocks, blocks, shapes
+from simulator.lower.operators import FP32, Operator, Part
+from simulator.program import NONE, Cost, Flow, Int16, Int32, Kernel, Work
+
+COMPUTE, TP, DP, TIED = range(4)
+"""Codes of the streams that every program has; those of sends and receives follow."""
+
+STREAMS = ("compute", "tp", "dp", "tied")
+
+SCOPES = ("alone", "tp", "dp", "tied", "pp")
+"""Which ranks a joint op joins: none, those along an axis, the tied ends, two neighbours.
+
+The first ones carry the numbers of their streams.
+"""
+
+
+class CostTable:
+    """Costs by number; equal costs share one."""
+
+    def __init__(self) -> None:
+        self.costs: list[Cost] = []
+        self._number: dict[Cost, int] = {}
+
+    def number(self, cost: Cost) -> int:
+        """Return the number of a cost, a new one if it was not there."""
+        if cost not in self._number:
+            self._number[cost] = len(self.costs)
+            self.costs.append(cost)
+        return self._number[cost]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Ops of one action, in order."""
+
+    cost: Int32
+    stream: Int16
+    layer: Int16
+    need: Int16
+    """How many ops back the predecessor within the body is; 0 for none but the stream's."""
+    exit: int
+    """Index of the last op of the main chain: what consumers of the action wait for."""
+
+    def __len__(self) -> int:
+        return len(self.cost)
+
+
+class Segment(NamedTuple):
+    """One op to be, in a list that becomes a body."""
+
+    cost: Cost
+    stream: int
+    layer: int = NONE
+    gradient_bytes: float = 0.0
+    """Gradients that are complete when it ends."""
+
+
+def body(segments: Iterable[Segment], table: CostTable, bucket_bytes: float = 0.0) -> Body:
+    """Return the body of a chain of segments.
+
+    With `bucket_bytes`, gradients are all-reduced over dp beside the chain, in buckets of at least
+    that size, each as soon as its last gradient is complete; the rest goes in a last bucket.
+    """
+    rows: list[tuple[int, int, int, int]] = []
+    previous, full = NONE, 0.0  # index of the last op of the chain; bytes waiting in the bucket
+    ends = list(segments)
+    for i, segment in enumerate(ends):
+        moves = previous != NONE and rows[previous][1] != segment.stream
+        need = len(rows) - previous if moves else 0
+        previous = len(rows)
+        rows.append((table.number(segment.cost), segment.stream, segment.layer, need))
+        full += segment.gradient_bytes
+        if bucket_bytes and full and (full >= bucket_bytes or i == len(ends) - 1):
+            reduce = table.number(Flow("all_reduce", full))
+            rows.append((reduce, DP, segment.layer, 1))
+            full = 0.0
+    columns = np.array(rows, np.int32).reshape(-1, 4).T
+    stream, layer, need_column = (column.astype(np.int16) for column in columns[1:])
+    return Body(np.ascontiguousarray(columns[0]), stream, layer, need_column, max(previous, 0))
+
+
+class Pass(NamedTuple):
+    """Which parts of operators one pass through a block runs, and what memory it moves."""
+
+    name: str
+    parts: Callable[[Operator], tuple[Part, ...]]
+    reverse: bool
+    keeps: bool
+    """Whether it brings kept activations alive."""
+    frees: bool
+    completes: bool
+    """Whether it completes weight gradients."""
+
+
+FORWARD = Pass("F", lambda o: o.forward, reverse=False, keeps=True, frees=False, completes=False)
+BACKWARD = Pass("B", lambda o: o.backward, reverse=True, keeps=False, frees=True, completes=True)
+
+
+def segments(
+    block: Block, run: Pass, detail: str, gradient: int, kept: Callable[[int, Operator], float]
+) -> list[Segment]:
+    """Return the segments of one pass through a block: kernels joined between collectives.
+
+    Args:
+        block: operators in forward order.
+        run: which parts, in which direction.
+        detail: ``layer`` joins kernels between collectives, ``kernel`` keeps them apart.
+        gradient: bytes of one parameter's gradient.
+        kept: bytes of the activations that an operator, at its index, keeps.
+    """
+    out: list[Segment] = []
+    kernels: list[Kernel] = []
+    memory = grads = 0.0
+
+    def close() -> None:
+        nonlocal memory, grads
+        if not kernels:
+            return
+        name = f"{block.name} {run.name}" if detail == "layer" else kernels[0].name
+        alloc, free = (memory if run.keeps else 0.0), (memory if run.frees else 0.0)
+        work = Work(name, tuple(kernels), alloc_bytes=alloc, free_bytes=free)
+        out.append(Segment(work, COMPUTE, gradient_bytes=grads))
+        kernels.clear()
+        memory = grads = 0.0
+
+    indexed = list(enumerate(block.operators))
+    for index, operator in reversed(indexed) if run.reverse else indexed:
+        parts = run.parts(operator)
+        memory += kept(index, operator)
+        for part in parts:
+            if isinstance(part, Flow):
+                close()
+                out.append(Segment(part, TP))
+                continue
+            if detail == "kernel":
+                close()
+            kernels.append(part)
+        if run.completes:
+            grads += operator.params * gradient
+    close()
+    return out
+
+
+class StageBodies(NamedTuple):
+    """Bodies of one stage by action kind; `last` is the backward that also reduces gradients."""
+
+    forward: Body
+    backward: Body
+    last: Body
+    reduce: Body
+    optimizer: Body
+
+
+def stage_bodies(s: Scenario, table: CostTable) -> list[StageBodies]:
+    """Return the bodies of every stage of a scenario; costs are numbered in `table`."""
+    parts = blocks(s.model, shapes(s))
+    first_layer = np.cumsum((0, *s.layers_per_stage))
+    made: dict[tuple[int, bool, bool], StageBodies] = {}
+    out = []
+    for stage in range(s.plan.pp):
+        ends = (stage == 0, stage == s.plan.pp - 1)
+        key = (s.layers_per_stage[stage], *ends)
+        if key not in made:  # layers count from 0 here and are shifted below
+            made[key] = _one_stage(s, parts, key, table)
+        shifted = [_shift(b, int(first_layer[stage])) for b in made[key]]
+        out.append(StageBodies(*shifted))
+    return out
+
+
+def _shift(b: Body, layers: int) -> Body:
+    layer = np.where(b.layer == NONE, b.layer, b.layer + layers).astype(np.int16)
+    return Body(b.cost, b.stream, layer, b.need, b.exit)
+
+
+def _one_stage(
+    s: Scenario, parts: Blocks, key: tuple[int, bool, bool], table: CostTable
+) -> StageBodies:
+    num_layers, is_first, is_last = key
+    forward: list[Segment] = []
+    backward: list[Segment] = []
+    for name, block in (("embedding", parts.embedding), ("layer", parts.layer), ("head", parts.head)):
+        present = {"embedding": is_first, "layer": True, "head": is_last}[name]
+        if not present:
+            continue
+        f, b = _passes(s, block)
+        for layer in range(num_layers) if name == "layer" else (NONE,):
+            forward += [seg._replace(layer=layer) for seg in f]
+            backward[:0] = [seg._replace(layer=layer) for seg in b]
+    params = stage_params(s, parts, *key)
+    bucket = s.plan.bucket_size if s.plan.dp > 1 else 0.0
+    plain = body(backward, table)
+    return StageBodies(
+        forward=body(forward, table),
+        backward=plain,
+        last=body(backward, table, bucket) if bucket else plain,
+        reduce=body(_tied_reduction(s, parts, is_first, is_last), table),
+        optimizer=body([Segment(optimizer_work(s, params), COMPUTE)], table),
+    )
+
+
+def _passes(s: Scenario, block: Block) -> tuple[list[Segment], list[Segment]]:
+    """Return the forward and the backward segments of a block, with recomputation if planned."""
+    detail, gradient = s.run.detail, s.precision.gradient
+    if s.plan.recompute == "none" or block.name != "layer":
+        everything = lambda _index, o: o.kept_bytes  # noqa: E731
+        return (
+            segments(block, FORWARD, detail, gradient, everything),
+            segments(block, BACKWARD, detail, gradient, everything),
+        )
+    # Forward keeps the layer's input, which its first operator keeps; backward runs the forward
+    # again, keeps the rest, and frees all.
+    only_input = lambda index, o: o.kept_bytes if index == 0 else 0.0  # noqa: E731
+    the_rest = lambda index, o: 0.0 if index == 0 else o.kept_bytes  # noqa: E731
+    again = FORWARD._replace(name="recompute")
+    return (
+        segments(block, FORWARD, detail, gradient, only_input),
+        segments(block, again, detail, gradient, the_rest)
+        + segments(block, BACKWARD, detail, gradient, lambda _index, o: o.kept_bytes),
+    )
+
+
+def stage_params(
+    s: Scenario, parts: Blocks, num_layers: int, is_first: bool, is_last: bool
+) -> int:
+    """Return the parameters that one rank of a stage holds; a tied head shares the embedding."""
+    params = num_layers * parts.layer.params
+    if is_first:
+        params += parts.embedding.params
+    if is_last:
+        params += parts.head.params
+        if s.model.tie_word_embeddings and is_first:
+            params -= _embedding_weight(parts)
+    return params
+
+
+def _embedding_weight(parts: Blocks) -> int:
+    """Return the parameters of the matrix that a tied embedding and head share."""
+    return next(o.params for o in parts.head.operators if o.name == "head")
+
+
+def _tied_reduction(
+    s: Scenario, parts: Blocks, is_first: bool, is_last: bool
+) -> Sequence[Segment]:
+    """Sum the gradients of the tied embedding over the first and the last stage."""
+    if not s.model.tie_word_embeddings or s.plan.pp == 1 or not (is_first or is_last):
+        return ()
+    size = float(_embedding_weight(parts) * s.precision.gradient)
+    return (Segment(Flow("all_reduce", size), TIED),)
+
+
+@lru_cache(maxsize=1024)
+def _optimizer_work(params: int, optimizer: str, weight: int, gradient: int, master: int) -> Work:
+    rule = OPTIMIZERS[optimizer]
+    state = FP32 * rule.states + (master or weight)
+    moved = gradient + 2 * state + (weight if master else 0)
+    kernel = Kernel(optimizer, float(rule.flops * params), float(moved * params), "fp32")
+    return Work("OPT", (kernel,))
+
+
+def optimizer_work(s: Scenario, params: int) -> Work:
+    """Return the update of `params` parameters by one fused kernel.
+
+    It reads the gradient, reads and writes the fp32 weight and the states, and writes the
+    low-precision weight where there is one.
+    """
+    p = s.precision
+    return _optimizer_work(params, s.run.optimizer, p.weight, p.gradient, p.master)

@@ -1,0 +1,215 @@
+"""From a model to blocks of operators: the embedding, one layer, the head with its loss.
+
+Tensor parallelism is Megatron-LM's: attention heads and the MLP's inner dimension are divided over
+tp ranks, the vocabulary too; norms, residuals and dropouts are repeated on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from simulator.describe.model import Model
+from simulator.describe.scenario import Scenario
+from simulator.lower import operators as op
+from simulator.lower.operators import Operator
+from simulator.program import Flow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """What the operators of a model depend on, besides the model itself."""
+
+    microbatch_size: int
+    sequence_length: int
+    tp: int
+    elements: op.Elements
+    attention: str
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one microbatch."""
+        return self.microbatch_size * self.sequence_length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A run of operators that is never cut by a stage boundary."""
+
+    name: str
+    operators: tuple[Operator, ...]
+
+    @property
+    def params(self) -> int:
+        """Parameters held by one rank."""
+        return sum(o.params for o in self.operators)
+
+    @property
+    def kept_bytes(self) -> float:
+        """Activations of one microbatch that one rank keeps for backward."""
+        return sum(o.kept_bytes for o in self.operators)
+
+    @property
+    def model_flops(self) -> float:
+        """Forward matrix FLOPs of one microbatch on one rank, by the MFU convention."""
+        return sum(o.model_flops for o in self.operators)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """The three kinds of block of a decoder."""
+
+    embedding: Block
+    layer: Block
+    head: Block
+
+
+def shapes(s: Scenario) -> Shapes:
+    """Return what the operators of a scenario depend on."""
+    p = s.precision
+    return Shapes(
+        microbatch_size=s.plan.microbatch_size,
+        sequence_length=s.run.sequence_length,
+        tp=s.plan.tp,
+        elements=op.Elements(p.activation, p.weight, p.gradient, p.matmul),
+        attention=s.run.attention,
+    )
+
+
+@lru_cache(maxsize=256)
+def blocks(model: Model, x: Shapes) -> Blocks:
+    """Return the blocks of a model as one rank of a tensor-parallel group computes them."""
+    layer = (*_attention(model, x), *_mlp(model, x))
+    return Blocks(
+        embedding=Block(name="embedding", operators=_embedding(model, x)),
+        layer=Block(name="layer", operators=layer),
+        head=Block(name="head", operators=_head(model, x)),
+    )
+
+
+def num_parameters(model: Model) -> int:
+    """Return the parameters of a whole model, a tied embedding counted once."""
+    x = Shapes(
+        microbatch_size=1, sequence_length=1, tp=1, attention="flash",
+        elements=op.Elements(2, 2, 2, "bf16"),
+    )  # fmt: skip
+    parts = blocks(model, x)
+    tied = model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
+    layers = model.num_hidden_layers * parts.layer.params
+    return parts.embedding.params + layers + parts.head.params - tied
+
+
+def model_flops_per_token(s: Scenario) -> float:
+    """Return the FLOPs that training one token takes by the MFU convention.
+
+    Three times the forward matrix products (forward, input gradient, weight gradient) with
+    attention counted in full: 6 FLOPs a weight and 12 x layers x hidden x sequence, as PaLM
+    (Chowdhery et al., 2022, appendix B), nanoGPT and Megatron-LM count.
+    """
+    x = shapes(s)
+    parts = blocks(s.model, Shapes(
+        microbatch_size=1, sequence_length=x.sequence_length, tp=1, elements=x.elements,
+        attention=x.attention,
+    ))  # fmt: skip
+    forward = s.model.num_hidden_layers * parts.layer.model_flops + parts.head.model_flops
+    return 3 * forward / x.sequence_length
+
+
+def layer_flops_per_token(s: Scenario) -> float:
+    """Return the forward matrix FLOPs of one token in all layers, the head apart."""
+    x = shapes(s)
+    per_rank = blocks(s.model, x).layer.model_flops
+    return s.model.num_hidden_layers * per_rank * x.tp / x.tokens
+
+
+def _parallel(x: Shapes, hidden: int, *inner: Operator) -> tuple[Operator, ...]:
+    """Wrap operators whose inner dimension is divided over the tensor-parallel ranks."""
+    if x.tp == 1:
+        return inner
+    size = float(x.elements.activation * x.tokens * hidden)
+    return (op.entering_tensor_parallel(size), *inner, op.leaving_tensor_parallel(size))
+
+
+def _norm(name: str, model: Model, x: Shapes) -> Operator:
+    bias = model.norm == "layer_norm"
+    return op.norm(name, x.elements, tokens=x.tokens, hidden=model.hidden_size, bias=bias)
+
+
+def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
+    e, tokens, h = x.elements, x.tokens, model.hidden_size
+    heads = op.Heads(
+        batch=x.microbatch_size,
+        sequence=x.sequence_length,
+        queries=model.num_attention_heads // x.tp,
+        keys=model.num_key_value_heads // x.tp,
+        dim=model.head_dim,
+    )
+    query_size = heads.queries * heads.dim
+    qkv_size = (heads.queries + 2 * heads.keys) * heads.dim
+    rotated = tokens * (heads.queries + heads.keys) * heads.dim
+    return (
+        _norm("attention norm", model, x),
+        *_parallel(
+            x, h,
+            op.linear("qkv", e, tokens=tokens, inputs=h, outputs=qkv_size, bias=model.attention_bias),
+            *([op.rotary(e, size=rotated)] if model.position == "rotary" else []),
+            *ATTENTION[x.attention](e, heads, model.attention_dropout > 0),
+            op.linear("proj", e, tokens=tokens, inputs=query_size, outputs=h, bias=model.attention_bias),
+        ),
+        op.residual("attention residual", e, size=tokens * h, dropout=model.hidden_dropout > 0),
+    )  # fmt: skip
+
+
+ATTENTION: Mapping[str, Callable[[op.Elements, op.Heads, bool], tuple[Operator, ...]]] = {
+    "flash": lambda e, heads, _dropout: (op.flash_attention(e, heads),),
+    "unfused": lambda e, heads, dropout: op.unfused_attention(e, heads, dropout=dropout),
+}
+"""Operators of the attention core by implementation; flash draws its dropout inside the kernel."""
+
+
+def _mlp(model: Model, x: Shapes) -> tuple[Operator, ...]:
+    e, tokens, h = x.elements, x.tokens, model.hidden_size
+    inner = model.intermediate_size // x.tp
+    up = (2 if model.gated_mlp else 1) * inner
+    return (
+        _norm("mlp norm", model, x),
+        *_parallel(
+            x, h,
+            op.linear("fc1", e, tokens=tokens, inputs=h, outputs=up, bias=model.mlp_bias),
+            op.activation(model.activation, e, size=tokens * inner, gated=model.gated_mlp),
+            op.linear("fc2", e, tokens=tokens, inputs=inner, outputs=h, bias=model.mlp_bias),
+        ),
+        op.residual("mlp residual", e, size=tokens * h, dropout=model.hidden_dropout > 0),
+    )  # fmt: skip
+
+
+def _vocab_share(model: Model, x: Shapes) -> int:
+    """Rows of the embedding on one rank; rounded up when tp does not divide it."""
+    return -(-model.vocab_size // x.tp)
+
+
+def _embedding(model: Model, x: Shapes) -> tuple[Operator, ...]:
+    size = float(x.elements.activation * x.tokens * model.hidden_size)
+    look_up = op.embedding(
+        x.elements,
+        tokens=x.tokens,
+        hidden=model.hidden_size,
+        vocab=_vocab_share(model, x),
+        positions=model.max_position_embeddings if model.position == "learned" else 0,
+        dropout=model.hidden_dropout > 0,
+    )
+    return (look_up,) if x.tp == 1 else (look_up, op.leaving_tensor_parallel(size))
+
+
+def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
+    e, h, share = x.elements, model.hidden_size, _vocab_share(model, x)
+    logits = op.linear("head", e, tokens=x.tokens, inputs=h, outputs=share, bias=False)
+    loss = op.cross_entropy(e, tokens=x.tokens, vocab=share)
+    if x.tp == 1:
+        return (_norm("final norm", model, x), logits, loss)
+    # Megatron's vocabulary-parallel loss sums three fp32 numbers a token over the ranks:
+    # the maximum, the target's logit and the sum of exponentials.
+    number = Operator(name="loss sum", forward=(Flow("all_reduce", float(op.FP32 * x.tokens)),))
+    enter = op.entering_tensor_parallel(float(e.activation * x.tokens * h))
+    return (_norm("final norm", model, x), enter, logits, number, number, number, loss)

@@ -1,0 +1,242 @@
+"""Operators: what one step of a model computes, moves, keeps and communicates, forward and backward.
+
+Each builder returns an `Operator` whose numbers follow from shapes alone. Backward is split into
+the gradient of the input and that of the weight, which zero-bubble schedules move apart. Sizes are
+per rank: builders are given dimensions that tensor parallelism has already divided.
+
+Formulas: FLOPs of a product of m x k and k x n are 2mnk (each multiply-add counts two); kept
+activations follow Korthikanti et al., 2022 (arXiv 2205.05198), section 4; flash attention's counts
+follow Dao, 2023 (arXiv 2307.08691), section 4.1: backward recomputes the scores, five products to
+forward's two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from simulator.program import Flow, Kernel
+
+Part: TypeAlias = Kernel | Flow
+
+FP32 = 4
+"""Bytes of the numbers that are kept in fp32 in every mode: losses, norms' statistics, logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One step of a block: kernels on the compute stream, and collectives between them."""
+
+    name: str
+    forward: tuple[Part, ...] = ()
+    input_grad: tuple[Part, ...] = ()
+    weight_grad: tuple[Part, ...] = ()
+    kept_bytes: float = 0.0
+    """Activations alive from this forward until its backward."""
+    params: int = 0
+    """Parameters held by this rank."""
+    model_flops: float = 0.0
+    """Forward matrix FLOPs by the MFU convention: attention counted in full, causal or not."""
+
+    @property
+    def backward(self) -> tuple[Part, ...]:
+        """Both gradients, input first, as one backward pass computes them."""
+        return self.input_grad + self.weight_grad
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Bytes per element of activations and weights, and the precision of matrix products."""
+
+    activation: int
+    weight: int
+    gradient: int
+    matmul: str
+
+
+def _product(name: str, e: Elements, batch: int, m: int, n: int, k: int, out: int = 0) -> Kernel:
+    """Return a batched product; ``out`` overrides the bytes of one element of its result."""
+    moved = batch * (e.activation * (m * k + k * n) + (out or e.activation) * m * n)
+    return Kernel(name, 2.0 * batch * m * n * k, float(moved), e.matmul, (batch, m, n, k))
+
+
+def linear(
+    name: str, e: Elements, *, tokens: int, inputs: int, outputs: int, bias: bool
+) -> Operator:
+    """Multiply (tokens x inputs) with a weight (inputs x outputs); keeps its input."""
+    wgrad = _product(f"{name} wgrad", e, 1, inputs, outputs, tokens, out=e.gradient)
+    return Operator(
+        name=name,
+        forward=(_product(name, e, 1, tokens, outputs, inputs),),
+        input_grad=(_product(f"{name} dgrad", e, 1, tokens, inputs, outputs),),
+        weight_grad=(wgrad,),
+        kept_bytes=e.activation * tokens * inputs,
+        params=inputs * outputs + (outputs if bias else 0),
+        model_flops=2.0 * tokens * inputs * outputs,
+    )
+
+
+def pointwise(
+    name: str,
+    e: Elements,
+    *,
+    reads: float,
+    writes: float,
+    grad_reads: float,
+    grad_writes: float,
+    kept_bytes: float,
+    params: int = 0,
+    flops_per_element: float = 1.0,
+    element: int | None = None,
+) -> Operator:
+    """Apply an element-wise function, bound by the bytes it moves; arguments count elements."""
+    size = element or e.activation
+
+    def kernel(label: str, read: float, written: float) -> Kernel:
+        flops = flops_per_element * max(read, written)
+        return Kernel(label, flops, size * (read + written), "fp32")
+
+    return Operator(
+        name=name,
+        forward=(kernel(name, reads, writes),),
+        input_grad=(kernel(f"{name} grad", grad_reads, grad_writes),),
+        kept_bytes=kept_bytes,
+        params=params,
+    )
+
+
+def norm(name: str, e: Elements, *, tokens: int, hidden: int, bias: bool) -> Operator:
+    """Normalise each token; keeps its input (statistics, 4 to 8 bytes a token, are left out)."""
+    size = tokens * hidden
+    return pointwise(
+        name, e, reads=size, writes=size, grad_reads=2 * size, grad_writes=size,
+        kept_bytes=e.activation * size, params=hidden * (2 if bias else 1), flops_per_element=5,
+    )  # fmt: skip
+
+
+def activation(name: str, e: Elements, *, size: float, gated: bool) -> Operator:
+    """Apply the activation function to `size` elements, times the second half when gated."""
+    inputs = 2 * size if gated else size
+    return pointwise(
+        name, e, reads=inputs, writes=size, grad_reads=inputs + size, grad_writes=inputs,
+        kept_bytes=e.activation * inputs, flops_per_element=8,
+    )  # fmt: skip
+
+
+def residual(name: str, e: Elements, *, size: float, dropout: bool) -> Operator:
+    """Add to the residual stream, after dropout where the model has it (mask: one byte each)."""
+    mask = size / e.activation if dropout else 0.0
+    return pointwise(
+        name, e, reads=2 * size, writes=size + mask, grad_reads=size + mask,
+        grad_writes=size if dropout else 0.0, kept_bytes=size if dropout else 0.0,
+    )  # fmt: skip
+
+
+def rotary(e: Elements, *, size: float) -> Operator:
+    """Rotate queries and keys in place; nothing is kept, the rotation is undone in backward."""
+    return pointwise(
+        "rotary", e, reads=size, writes=size, grad_reads=size, grad_writes=size,
+        kept_bytes=0.0, flops_per_element=3,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Shape of the attention of one rank."""
+
+    batch: int
+    sequence: int
+    queries: int
+    """Query heads."""
+    keys: int
+    """Key and value heads."""
+    dim: int
+
+
+def flash_attention(e: Elements, heads: Heads) -> Operator:
+    """Causal attention that never writes its scores; keeps q, k, v and one fp32 a row and head."""
+    b, s, a, g, d = heads.batch, heads.sequence, heads.queries, heads.keys, heads.dim
+    q, kv = b * s * a * d, 2 * b * s * g * d
+    product = 2.0 * b * a * s * s * d / 2  # one of the products, the masked half skipped
+    rows = FP32 * b * s * a
+    return Operator(
+        name="attention",
+        forward=(Kernel("attention", 2 * product, e.activation * (2 * q + kv) + rows, e.matmul),),
+        input_grad=(
+            Kernel("attention grad", 5 * product, e.activation * (4 * q + 2 * kv) + rows, e.matmul),
+        ),
+        kept_bytes=e.activation * (q + kv) + rows,
+        model_flops=4.0 * b * a * s * s * d,
+    )
+
+
+def unfused_attention(e: Elements, heads: Heads, *, dropout: bool) -> tuple[Operator, ...]:
+    """Attention by separate kernels: scores, softmax, dropout, context; keeps the score matrix."""
+    b, s, a, g, d = heads.batch, heads.sequence, heads.queries, heads.keys, heads.dim
+    q, kv, scores = b * s * a * d, 2 * b * s * g * d, b * a * s * s
+    batch, flops = b * a, 2.0 * b * a * s * s * d
+    mask = scores / e.activation
+    product = Operator(
+        name="scores",
+        forward=(_product("scores", e, batch, s, s, d),),
+        input_grad=(_product("scores dq", e, batch, s, d, s), _product("scores dk", e, batch, s, d, s)),
+        kept_bytes=e.activation * (q + kv // 2),
+        model_flops=flops,
+    )
+    softmax = pointwise(
+        "softmax", e, reads=scores, writes=scores, grad_reads=2 * scores, grad_writes=scores,
+        kept_bytes=e.activation * scores, flops_per_element=5,
+    )  # fmt: skip
+    drop = pointwise(
+        "attention dropout", e, reads=scores, writes=scores + mask, grad_reads=scores + mask,
+        grad_writes=scores, kept_bytes=float(scores),
+    )  # fmt: skip
+    context = Operator(
+        name="context",
+        forward=(_product("context", e, batch, s, d, s),),
+        input_grad=(_product("context dp", e, batch, s, s, d), _product("context dv", e, batch, s, d, s)),
+        # the dropped-out probabilities are a tensor of their own; without dropout softmax kept them
+        kept_bytes=e.activation * ((scores if dropout else 0) + kv // 2),
+        model_flops=flops,
+    )
+    return (product, softmax, drop, context) if dropout else (product, softmax, context)
+
+
+def embedding(
+    e: Elements, *, tokens: int, hidden: int, vocab: int, positions: int, dropout: bool
+) -> Operator:
+    """Look up the rows of tokens, and of positions where they are learned; add; drop out."""
+    size = tokens * hidden
+    learned = bool(positions)
+    mask = size if dropout else 0
+    moved = e.activation * size * (2 + learned) + mask
+    grad = (e.activation + 2 * e.gradient) * size + mask  # read one row's gradient, add it in place
+    return Operator(
+        name="embedding",
+        forward=(Kernel("embedding", float(size), float(moved), "fp32"),),
+        weight_grad=(Kernel("embedding wgrad", float(size), float(grad), "fp32"),),
+        kept_bytes=float(mask),
+        params=(vocab + positions) * hidden,
+    )
+
+
+def cross_entropy(e: Elements, *, tokens: int, vocab: int) -> Operator:
+    """Softmax and loss over the vocabulary in fp32; the logits' fp32 copy is kept for backward."""
+    size = tokens * vocab
+    return pointwise(
+        "loss", e, reads=size, writes=size, grad_reads=size, grad_writes=size,
+        kept_bytes=FP32 * size, flops_per_element=5, element=FP32,
+    )  # fmt: skip
+
+
+def entering_tensor_parallel(size: float) -> Operator:
+    """Copy into a tensor-parallel region: free forward, sums the input's gradient backward.
+
+    The conjugate operator *f* of Shoeybi et al., 2019 (arXiv 1909.08053), section 3.
+    """
+    return Operator(name="enter tp", input_grad=(Flow("all_reduce", size),))
+
+
+def leaving_tensor_parallel(size: float) -> Operator:
+    """Sum the partial results of a tensor-parallel region forward: the conjugate operator *g*."""
+    return Operator(name="leave tp", forward=(Flow("all_reduce", size),))

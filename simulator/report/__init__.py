@@ -1,0 +1,1 @@
+"""Reports: everything that is read off a program and its timeline."""

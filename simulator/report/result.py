@@ -1,0 +1,130 @@
+"""The result of a simulation: a program that has run, and what can be read off it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulator.describe.scenario import Scenario
+from simulator.program import ACTIONS, NONE, Int64, Program
+from simulator.report.breakdown import Breakdown, breakdown
+from simulator.report.memory import MemoryTimeline, memory_over_time
+from simulator.timeline import Timeline
+from simulator.units import TICKS_PER_SECOND, to_seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from simulator.report.plots import Plots
+    from simulator.report.summary import Summary
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A program and its timeline, with everything that is computed from the two."""
+
+    program: Program
+    timeline: Timeline
+    scenario: Scenario | None = None
+    """What was simulated; None for a bare schedule."""
+    notes: tuple[str, ...] = ()
+    """Warnings that the description itself gives rise to."""
+
+    @cached_property
+    def step_ends(self) -> Int64:
+        """When the last op of each step ended, in ticks."""
+        ends = np.zeros(int(self.program.step.max(initial=0)) + 1, np.int64)
+        np.maximum.at(ends, self.program.step, self.timeline.end)
+        return ends
+
+    @property
+    def first_step_s(self) -> float:
+        """Seconds of the first step, from nothing running to its last op's end."""
+        return to_seconds(int(self.step_ends[0]))
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of the last step: from the end of the one before to its own end."""
+        return to_seconds(self.breakdown.window)
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """Where every rank's time goes during the last step."""
+        ends = [0, *self.step_ends.tolist()]
+        return breakdown(self.program, self.timeline, ends[-2], ends[-1])
+
+    @cached_property
+    def memory(self) -> MemoryTimeline:
+        """Activations over time."""
+        return memory_over_time(self.program, self.timeline)
+
+    @cached_property
+    def peak_memory_bytes(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Most device memory in use at any time, by rank."""
+        static = self.program.static_bytes
+        return self.memory.peak + (static if len(static) else 0.0)
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The numbers of the report.
+
+        Raises:
+            ValueError: for the result of a bare schedule, which has no model and no cluster.
+        """
+        from simulator.report.summary import summarise
+
+        return summarise(self)
+
+    def __str__(self) -> str:
+        from simulator.report.text import result_text
+
+        return result_text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values, units in the names of keys."""
+        from simulator.report.text import result_dict
+
+        return result_dict(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row for each span: labels, start and end in seconds."""
+        import pandas as pd
+
+        p, t = self.program, self.timeline
+        names = np.array([c.name for c in p.costs], object)
+
+        def optional(column: np.ndarray[Any, Any]) -> pd.arrays.IntegerArray:
+            return pd.arrays.IntegerArray(column.astype(np.int64), column == NONE)
+
+        return pd.DataFrame(
+            {
+                "rank": p.rank,
+                "stream": pd.Categorical.from_codes(p.stream, list(p.streams)),
+                "action": pd.Categorical.from_codes(p.action, list(ACTIONS)),
+                "stage": optional(p.stage),
+                "microbatch": optional(p.microbatch),
+                "layer": optional(p.layer),
+                "step": p.step,
+                "name": pd.Categorical(names[p.cost]),
+                "joint": optional(p.joint),
+                "start_s": t.start / TICKS_PER_SECOND,
+                "end_s": t.end / TICKS_PER_SECOND,
+            }
+        )
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write a trace that Perfetto and chrome://tracing open."""
+        from simulator.report.trace import write_trace
+
+        write_trace(self, Path(path))
+
+    @property
+    def plot(self) -> Plots:
+        """Figures of this result: ``result.plot.pipeline("pipeline.png")``."""
+        from simulator.report.plots import Plots
+
+        return Plots(self)
