@@ -6,20 +6,50 @@
 33.0
 """
 
-from simulator.api import simulate, simulate_schedule
-from simulator.describe import Cluster, Device, Link, Model, Nic, Node, Plan, Run, Scenario, load
-from simulator.errors import (
-    DeadlockError,
-    DescriptionError,
-    ProgramError,
-    ScheduleError,
-    TrainsimError,
-)
-from simulator.program import Program
-from simulator.report.result import Result
-from simulator.timeline import Timeline
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulator.api import simulate, simulate_schedule
+    from simulator.describe import (
+        Cluster,
+        Device,
+        Link,
+        Model,
+        Nic,
+        Node,
+        Plan,
+        Run,
+        Scenario,
+        load,
+    )
+    from simulator.errors import (
+        DeadlockError,
+        DescriptionError,
+        ProgramError,
+        ScheduleError,
+        TrainsimError,
+    )
+    from simulator.program import Program
+    from simulator.report.result import Result
+    from simulator.timeline import Timeline
 
 __version__ = "0.1.0"
+
+# Public names load with their module at first use: the command line answers --help without numpy.
+_HOME = {
+    "api": ("simulate", "simulate_schedule"),
+    "describe": (
+        "Cluster", "Device", "Link", "Model", "Nic", "Node", "Plan", "Run", "Scenario", "load",
+    ),
+    "errors": (
+        "DeadlockError", "DescriptionError", "ProgramError", "ScheduleError", "TrainsimError",
+    ),
+    "program": ("Program",),
+    "report.result": ("Result",),
+    "timeline": ("Timeline",),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Cluster",
@@ -43,3 +73,15 @@ __all__ = [
     "simulate",
     "simulate_schedule",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'simulator' has no attribute {name!r}")
+    value = getattr(import_module(f"simulator.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE_OF])

@@ -7,8 +7,8 @@ from simulator.engine import run
 from simulator.errors import DescriptionError
 from simulator.hardware import price
 from simulator.lower import Actions, lower, lower_schedule
-from simulator.lower.schedules import actions_of
 from simulator.report.result import Result
+from simulator.schedules import actions_of
 
 
 def simulate(scenario: Scenario, *, engine: str = "reference") -> Result:
@@ -64,7 +64,10 @@ def simulate_schedule(
     if isinstance(schedule, str):
         assert stages is not None  # checked above
         assert microbatches is not None
-        schedule, notes = actions_of(schedule, stages, microbatches), pipeline_notes(stages, microbatches)
+        schedule, notes = (
+            actions_of(schedule, stages, microbatches),
+            pipeline_notes(stages, microbatches),
+        )
     program = lower_schedule(schedule, forward=forward, backward=backward, latency=latency)
     return Result(program, run(program, price(program), engine), None, notes)
 

@@ -7,6 +7,7 @@ TrainsimError                 failed while running (exit code 1)
     └── DeadlockError         ranks wait for each other
 """
 
+import difflib
 from collections.abc import Iterable
 
 
@@ -38,3 +39,10 @@ class ScheduleError(ProgramError):
 
 class DeadlockError(ProgramError):
     """Ops wait for each other in a cycle; the message lists who waits for whom."""
+
+
+def suggestion(word: object, choices: Iterable[str]) -> str:
+    """Return ``, did you mean 'x'?`` when a choice is close to the word, else an empty text."""
+    by_lower = {c.lower(): c for c in choices}
+    close = difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.6)
+    return f", did you mean {by_lower[close[0]]!r}?" if close else ""

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from simulator.errors import DescriptionError
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, suffixes: Collection[str] = ()) -> None:
     """Check that a file can be written at a path, before the work that would fill it.
 
+    Args:
+        path: the file to be.
+        suffixes: how its name may end; anyhow when empty.
+
     Raises:
-        DescriptionError: when its folder is missing or closed, or the path is a folder.
+        DescriptionError: when its folder is missing or closed, the path is a folder, or its name
+            ends wrong.
     """
+    if suffixes and not path.name.endswith(tuple(suffixes)):
+        raise DescriptionError(
+            f"cannot write {str(path)!r}: its name must end in {' or '.join(suffixes)}"
+        )
     folder = path.parent
     if not folder.is_dir():
         raise DescriptionError(f"cannot write {str(path)!r}: there is no folder {str(folder)!r}")
@@ -32,17 +41,19 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         DescriptionError: when the file cannot be written there.
     """
     check_writable(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
+    temporary: Path | None = None
     try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".trainsim-", suffix=path.suffix)
+        os.close(handle)
+        temporary = Path(name)
         write(temporary)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
     except OSError as error:
         raise DescriptionError(f"cannot write {str(path)!r}: {error.strerror}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def _umask() -> int:

@@ -80,7 +80,7 @@ Cost: TypeAlias = Work | Flow
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Ordered sets of ranks, in compressed rows: group g holds ``ranks[offset[g]:offset[g + 1]]``."""
+    """Ordered sets of ranks in compressed rows: set g is ``ranks[offset[g]:offset[g + 1]]``."""
 
     offset: Int64
     ranks: Int32

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulator.describe.fields import suggestion
-from simulator.errors import DescriptionError
+from simulator.errors import DescriptionError, suggestion
 
 FOLDERS = {
     "devices": ("topologies/devices", ".toml"),

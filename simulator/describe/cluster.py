@@ -13,10 +13,9 @@ from simulator.describe.fields import (
     FlopsPerSecond,
     Fraction,
     Seconds,
-    suggestion,
     validate,
 )
-from simulator.errors import DescriptionError
+from simulator.errors import DescriptionError, suggestion
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 """Precisions that a device may state a peak rate for."""

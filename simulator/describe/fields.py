@@ -7,17 +7,16 @@ override and a Python constructor are all held to the same ones.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Annotated, Any, TypeAlias
 
 from simulator import units
-from simulator.errors import DescriptionError
+from simulator.errors import DescriptionError, suggestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Rule:
     required: bool
 
 
-@lru_cache(maxsize=None)
+@cache
 def rules(cls: type) -> Mapping[str, Rule]:
     """Return the rule of every field of a description."""
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -122,7 +121,8 @@ def _split(hint: Any) -> tuple[Any, tuple[object, ...]]:
 def _marker_complaint(value: Any, marker: object) -> str | None:
     if isinstance(marker, Unit):
         if not math.isfinite(value) or value < 0 or (value == 0 and not marker.zero):
-            return f"{value:g} {marker.dimension} must be {'at least' if marker.zero else 'above'} 0"
+            bound = "at least" if marker.zero else "above"
+            return f"{value:g} {marker.dimension} must be {bound} 0"
     elif isinstance(marker, Range):
         if value < marker.low or (marker.open_low and value == marker.low):
             return f"{value} must be {'above' if marker.open_low else 'at least'} {marker.low:g}"
@@ -135,13 +135,6 @@ def _not_among(value: object, choices: list[str]) -> str:
     return f"{value!r} is not one of {', '.join(choices)}{suggestion(value, choices)}"
 
 
-def suggestion(word: object, choices: Iterable[str]) -> str:
-    """Return ``, did you mean 'x'?`` when a choice is close to the word, else an empty text."""
-    by_lower = {c.lower(): c for c in choices}
-    close = difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.6)
-    return f", did you mean {by_lower[close[0]]!r}?" if close else ""
-
-
 def validate(description: Any) -> None:
     """Check every field of a description against its rule; for use in ``__post_init__``.
 
@@ -149,7 +142,7 @@ def validate(description: Any) -> None:
         DescriptionError: with all complaints.
     """
     problems = []
-    for name, rule in rules(type(description)).items():
+    for name, rule in rules(description.__class__).items():
         value = getattr(description, name)
         if dataclasses.is_dataclass(value) or (value is None and rule.optional):
             continue

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simulator.describe import catalog
-from simulator.describe.fields import Catalogued, Rule, complaint, from_text, rules, suggestion
+from simulator.describe.fields import Catalogued, Rule, complaint, from_text, rules
 from simulator.describe.huggingface import read_config
 from simulator.describe.scenario import Scenario
-from simulator.errors import DescriptionError
+from simulator.errors import DescriptionError, suggestion
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -136,11 +136,11 @@ class _Builder:
             return self.nested(typing.cast(type, rule.base), raw, here, folder)
         if typing.get_origin(rule.base) is tuple:
             item = typing.get_args(rule.base)[0]
-            if is_dataclass(item) and isinstance(raw, list):
+            if is_dataclass(item) and isinstance(raw, (list, tuple)):
                 return tuple(self.nested(typing.cast(type, item), r, here, None) for r in raw)
             wrong = complaint(raw, rule.base, rule.markers)
-            if wrong is None and isinstance(raw, list):
-                return tuple(raw)
+            if wrong is None:
+                return tuple(typing.cast("list[object]", raw))
         elif typing.get_origin(rule.base) is dict and isinstance(raw, dict):
             item = Rule(*_item(rule.base), optional=False, required=True)
             return {k: self.value(item, v, f"{here}.{k}", here) for k, v in raw.items()}
@@ -194,7 +194,9 @@ def _merged(facts: Table, own: Table) -> Table:
         old = merged.get(key)
         if isinstance(value, dict) and isinstance(old, str):
             old = {"from": old}
-        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        if isinstance(old, dict) and isinstance(value, dict):
+            value = _merged(old, value)
+        merged[key] = value
     return merged
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from simulator.describe.fields import Bytes, Count, validate
 from simulator.errors import DescriptionError
 
-AXES = ("dp", "pp", "tp")
+Axis: TypeAlias = Literal["dp", "pp", "tp"]
+
+AXES: tuple[Axis, ...] = ("dp", "pp", "tp")
 """Mesh axes, in the default order from outermost to innermost."""
 
 
@@ -28,7 +30,7 @@ class Plan:
     """Samples of one pipeline input of one data-parallel replica."""
     layers_per_stage: tuple[Count, ...] | None = None
     """Layers of each stage, first to last; even when absent."""
-    order: tuple[Literal["dp", "pp", "tp"], ...] = AXES
+    order: tuple[Axis, ...] = AXES
     """Mesh axes from outermost to innermost: consecutive ranks differ in the last one."""
     bucket_size: Bytes = 25e6
     """Gradients are reduced in buckets of at least this size (torch DDP: 25 MB)."""

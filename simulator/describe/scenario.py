@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from simulator.describe.model import Model
 from simulator.describe.plan import Plan
 from simulator.describe.run import PRECISIONS, Precision, Run
 from simulator.errors import DescriptionError
+from simulator.schedules import schedule_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +64,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"but the cluster has {cluster.num_nodes} x {cluster.ranks_per_node} = "
             f"{cluster.world_size} devices{_dp_hint(plan, cluster)}"
         )
-    for count, what in (
-        (model.num_attention_heads, "num_attention_heads"),
-        (model.num_key_value_heads, "num_key_value_heads"),
-        (model.intermediate_size, "intermediate_size"),
-    ):
-        if count % plan.tp:
-            legal = [d for d in range(1, plan.tp) if count % d == 0]
-            yield (
-                f"plan.tp {plan.tp} does not divide {what} {count} of {model.name}; "
-                f"the next smaller degree that does is {legal[-1]}"
-            )
+    yield from _tensor_parallel(model, plan.tp)
     if plan.pp > model.num_hidden_layers:
         yield f"plan.pp {plan.pp} is more than the {model.num_hidden_layers} layers of {model.name}"
     elif sum(s.layers_per_stage) != model.num_hidden_layers:
@@ -93,11 +85,28 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"run.sequence_length {run.sequence_length} is more than the "
             f"{model.max_position_embeddings} positions that {model.name} has learned"
         )
+    try:
+        schedule_name(plan.schedule)
+    except DescriptionError as error:
+        yield f"plan.{error}"
     peak = cluster.node.device.peak
     if s.precision.matmul not in peak:
         yield (
             f"run.precision {run.precision!r}: {cluster.node.device.name} has no rate for it; "
             f"it has {', '.join(peak)}"
+        )
+
+
+def _tensor_parallel(model: Model, tp: int) -> Iterator[str]:
+    divided = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+    counts = {name: getattr(model, name) for name in divided}
+    wrong = [f"{name} {count}" for name, count in counts.items() if count % tp]
+    if wrong:
+        common = math.gcd(*counts.values())
+        legal = [degree for degree in range(1, common + 1) if common % degree == 0]
+        yield (
+            f"plan.tp {tp} does not divide {' and '.join(wrong)} of {model.name}; "
+            f"legal degrees are {', '.join(map(str, legal))}"
         )
 
 

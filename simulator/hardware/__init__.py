@@ -7,7 +7,7 @@ import numpy as np
 from simulator.describe.cluster import Cluster
 from simulator.errors import ProgramError
 from simulator.hardware.compute import work_seconds
-from simulator.hardware.network import flow_seconds, group_shapes
+from simulator.hardware.network import GroupShape, flow_seconds, group_shapes
 from simulator.program import NONE, Int64, Program, Work
 from simulator.units import TICKS_PER_SECOND
 
@@ -24,7 +24,8 @@ def price(program: Program, cluster: Cluster | None = None) -> Int64:
         ProgramError: when a cost has no stated seconds and there is no cluster.
     """
     seconds = np.zeros((len(program.costs), 1))
-    shapes, shape_of_group = [], np.zeros(len(program.groups), np.int64)
+    shapes: list[GroupShape] = []
+    shape_of_group = np.zeros(len(program.groups), np.int64)
     if cluster is not None:
         shapes, shape_of_group = group_shapes(program.groups, cluster)
         seconds = np.zeros((len(program.costs), max(1, len(shapes))))
@@ -35,7 +36,7 @@ def price(program: Program, cluster: Cluster | None = None) -> Int64:
             raise ProgramError(f"cost {number} ({cost.name}) states no seconds; give a cluster")
         elif isinstance(cost, Work):
             seconds[number] = sum(work_seconds(cost, cluster.node.device).values())
-        else:
+        elif shapes:
             seconds[number] = [flow_seconds(cost, shape, cluster) for shape in shapes]
     table = np.rint(seconds * TICKS_PER_SECOND).astype(np.int64)
     shape = np.zeros(len(program), np.int64)

@@ -28,7 +28,9 @@ class GroupShape(NamedTuple):
     """Fewest of its ranks on any of those nodes."""
 
 
-def group_shapes(groups: Groups, cluster: Cluster) -> tuple[list[GroupShape], npt.NDArray[np.int64]]:
+def group_shapes(
+    groups: Groups, cluster: Cluster
+) -> tuple[list[GroupShape], npt.NDArray[np.int64]]:
     """Return the distinct shapes of groups, and for each group the index of its own."""
     if not len(groups):
         return [], np.zeros(0, np.int64)

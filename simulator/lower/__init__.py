@@ -11,7 +11,8 @@ from simulator.lower.memory import static_memory
 from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import cached_grid, expand, repeat_steps
 from simulator.lower.replicate import replicate
-from simulator.lower.schedules import (
+from simulator.program import NONE, Flow, Program, Work
+from simulator.schedules import (
     Action,
     Actions,
     actions_of,
@@ -20,7 +21,6 @@ from simulator.lower.schedules import (
     add_send_recv,
     check_actions,
 )
-from simulator.program import NONE, Flow, Program, Work
 
 __all__ = ["Action", "Actions", "check", "lower", "lower_schedule"]
 

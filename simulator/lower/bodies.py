@@ -195,7 +195,11 @@ def _one_stage(
     num_layers, is_first, is_last = key
     forward: list[Segment] = []
     backward: list[Segment] = []
-    for name, block in (("embedding", parts.embedding), ("layer", parts.layer), ("head", parts.head)):
+    for name, block in (
+        ("embedding", parts.embedding),
+        ("layer", parts.layer),
+        ("head", parts.head),
+    ):
         present = {"embedding": is_first, "layer": True, "head": is_last}[name]
         if not present:
             continue
@@ -236,9 +240,7 @@ def _passes(s: Scenario, block: Block) -> tuple[list[Segment], list[Segment]]:
     )
 
 
-def stage_params(
-    s: Scenario, parts: Blocks, num_layers: int, is_first: bool, is_last: bool
-) -> int:
+def stage_params(s: Scenario, parts: Blocks, num_layers: int, is_first: bool, is_last: bool) -> int:
     """Return the parameters that one rank of a stage holds; a tied head shares the embedding."""
     params = num_layers * parts.layer.params
     if is_first:
@@ -255,9 +257,7 @@ def _embedding_weight(parts: Blocks) -> int:
     return next(o.params for o in parts.head.operators if o.name == "head")
 
 
-def _tied_reduction(
-    s: Scenario, parts: Blocks, is_first: bool, is_last: bool
-) -> Sequence[Segment]:
+def _tied_reduction(s: Scenario, parts: Blocks, is_first: bool, is_last: bool) -> Sequence[Segment]:
     """Sum the gradients of the tied embedding over the first and the last stage."""
     if not s.model.tie_word_embeddings or s.plan.pp == 1 or not (is_first or is_last):
         return ()

@@ -52,7 +52,8 @@ def _check_members(program: Program) -> None:
         here = sorted(program.rank[members[joint]].tolist())
         ops = ", ".join(f"rank {program.rank[o]} {program.label(o)}" for o in members[joint][:4])
         raise ProgramError(
-            f"joint op {joint} joins ranks {_short(group)} but has ops on {_short(here)} only ({ops})"
+            f"joint op {joint} joins ranks {_short(group)} "
+            f"but has ops only on {_short(here)}: {ops}"
         )
     owner = np.repeat(np.arange(len(sizes)), present)
     key_here = owner * program.num_ranks + program.rank[members.ranks]
@@ -61,10 +62,9 @@ def _check_members(program: Program) -> None:
     key_group = owner * program.num_ranks + program.groups.ranks[np.repeat(offset, sizes) + within]
     if (np.sort(key_here) != np.sort(key_group)).any():
         joint = int(owner[np.argmax(np.sort(key_here) != np.sort(key_group))])
-        raise ProgramError(
-            f"joint op {joint} has ops on ranks {_short(program.rank[members[joint]].tolist())} but "
-            f"joins {_short(program.groups[program.joint_group[joint]].tolist())}"
-        )
+        here = sorted(program.rank[members[joint]].tolist())
+        group = program.groups[program.joint_group[joint]].tolist()
+        raise ProgramError(f"joint op {joint} has ops on {_short(here)} but joins {_short(group)}")
     cost = program.cost[members.ranks]
     first = np.repeat(cost[members.offset[:-1]], present)
     if (cost != first).any():
@@ -141,8 +141,9 @@ def explain_deadlock(program: Program, done: npt.NDArray[np.bool_]) -> str:
         for a, reason, b in cycle
     ]
     ranks = sorted({int(program.rank[a]) for a, _, _ in cycle})
-    return f"deadlock between ranks {_short(ranks)}, {len(cycle)} ops wait in a cycle:\n" + "\n".join(
-        lines
+    return (
+        f"deadlock between ranks {_short(ranks)}, {len(cycle)} ops wait in a cycle:\n"
+        + "\n".join(lines)
     )
 
 

@@ -145,6 +145,7 @@ def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
         keys=model.num_key_value_heads // x.tp,
         dim=model.head_dim,
     )
+    bias = model.attention_bias
     query_size = heads.queries * heads.dim
     qkv_size = (heads.queries + 2 * heads.keys) * heads.dim
     rotated = tokens * (heads.queries + heads.keys) * heads.dim
@@ -152,10 +153,10 @@ def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
         _norm("attention norm", model, x),
         *_parallel(
             x, h,
-            op.linear("qkv", e, tokens=tokens, inputs=h, outputs=qkv_size, bias=model.attention_bias),
+            op.linear("qkv", e, tokens=tokens, inputs=h, outputs=qkv_size, bias=bias),
             *([op.rotary(e, size=rotated)] if model.position == "rotary" else []),
             *ATTENTION[x.attention](e, heads, model.attention_dropout > 0),
-            op.linear("proj", e, tokens=tokens, inputs=query_size, outputs=h, bias=model.attention_bias),
+            op.linear("proj", e, tokens=tokens, inputs=query_size, outputs=h, bias=bias),
         ),
         op.residual("attention residual", e, size=tokens * h, dropout=model.hidden_dropout > 0),
     )  # fmt: skip

@@ -14,7 +14,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Degrees and strides of the axes: rank = dp * stride(dp) + pp * stride(pp) + tp * stride(tp)."""
+    """Degrees and strides of the axes; a rank is the sum of coordinate times stride."""
 
     dp: int
     pp: int
@@ -36,9 +36,7 @@ class Mesh:
         """Ranks of the mesh."""
         return self.dp * self.pp * self.tp
 
-    def rank(
-        self, dp: IntArray | int, pp: IntArray | int, tp: IntArray | int
-    ) -> IntArray:
+    def rank(self, dp: IntArray | int, pp: IntArray | int, tp: IntArray | int) -> IntArray:
         """Return the rank at coordinates; arrays broadcast."""
         by_dp, by_pp, by_tp = self.strides
         return np.asarray(dp * by_dp + pp * by_pp + tp * by_tp, np.int64)

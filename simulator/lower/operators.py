@@ -1,4 +1,4 @@
-"""Operators: what one step of a model computes, moves, keeps and communicates, forward and backward.
+"""Operators: what one step of a model computes, moves, keeps and communicates, and its gradients.
 
 Each builder returns an `Operator` whose numbers follow from shapes alone. Backward is split into
 the gradient of the input and that of the weight, which zero-bubble schedules move apart. Sizes are
@@ -179,7 +179,10 @@ def unfused_attention(e: Elements, heads: Heads, *, dropout: bool) -> tuple[Oper
     product = Operator(
         name="scores",
         forward=(_product("scores", e, batch, s, s, d),),
-        input_grad=(_product("scores dq", e, batch, s, d, s), _product("scores dk", e, batch, s, d, s)),
+        input_grad=(
+            _product("scores dq", e, batch, s, d, s),
+            _product("scores dk", e, batch, s, d, s),
+        ),
         kept_bytes=e.activation * (q + kv // 2),
         model_flops=flops,
     )
@@ -194,7 +197,10 @@ def unfused_attention(e: Elements, heads: Heads, *, dropout: bool) -> tuple[Oper
     context = Operator(
         name="context",
         forward=(_product("context", e, batch, s, d, s),),
-        input_grad=(_product("context dp", e, batch, s, s, d), _product("context dv", e, batch, s, d, s)),
+        input_grad=(
+            _product("context dp", e, batch, s, s, d),
+            _product("context dv", e, batch, s, d, s),
+        ),
         # the dropped-out probabilities are a tensor of their own; without dropout softmax kept them
         kept_bytes=e.activation * ((scores if dropout else 0) + kv // 2),
         model_flops=flops,

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.errors import ScheduleError
 from simulator.lower.bodies import DP, SCOPES, STREAMS, Body, CostTable, StageBodies
-from simulator.lower.schedules import Action, Actions
-from simulator.program import ACTION_CODE, NONE, Flow, Int16, Int32, Int64
+from simulator.program import ACTION_CODE, ACTIONS, NONE, Flow, Int16, Int32, Int64
+from simulator.schedules import Action, Actions
 
 PP = SCOPES.index("pp")
 
-F, B, I, W = (ACTION_CODE[kind] for kind in ("F", "B", "I", "W"))
+FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD = (ACTION_CODE[kind] for kind in ("F", "B", "I", "W"))
 SEND_F, RECV_F, SEND_B, RECV_B = (
     ACTION_CODE[kind] for kind in ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 )
+MESSAGES = {SEND_F: "send F", RECV_F: "recv F", SEND_B: "send B", RECV_B: "recv B"}
+"""Names of the streams of messages, to which the distance of the peer is added."""
+
 REDUCE_GRAD, OPT = ACTION_CODE["REDUCE_GRAD"], ACTION_CODE["OPT"]
 
 
@@ -76,7 +79,8 @@ def to_grid(actions: Actions) -> Grid:
     rank, stage, kind, microbatch = np.array(rows, np.int32).reshape(-1, 4).T
     home = np.full(int(stage.max(initial=-1)) + 1, NONE, np.int32)
     home[stage] = rank
-    return Grid(rank, stage, kind, microbatch, home, len(actions), int(microbatch.max(initial=-1)) + 1)
+    num_microbatches = int(microbatch.max(initial=-1)) + 1
+    return Grid(rank, stage, kind, microbatch, home, len(actions), num_microbatches)
 
 
 def expand(grid: Grid, bodies: list[StageBodies], message: Flow, table: CostTable) -> Template:
@@ -103,9 +107,11 @@ def expand(grid: Grid, bodies: list[StageBodies], message: Flow, table: CostTabl
     streams, lanes = _lanes(grid)
     message_row = {"cost": table.number(message), "stream": 0, "layer": NONE, "need": 0}
 
-    def column(name: str) -> npt.NDArray[np.int32]:
+    def column(name: str) -> Int32:
         parts = [getattr(b, name) for b in shared]
-        return np.concatenate([*parts, [message_row[name]]]).astype(np.int32)[source]
+        whole: Int32 = np.concatenate([*parts, [message_row[name]]]).astype(np.int32)
+        by_op: Int32 = whole[source]
+        return by_op
 
     stream = column("stream")
     is_message = number[action] == len(shared)
@@ -145,7 +151,12 @@ def _body_numbers(grid: Grid, bodies: list[StageBodies]) -> tuple[list[Body], In
     table = np.full((len(ACTION_CODE), len(bodies)), NONE, np.int64)
     last = []
     for stage, b in enumerate(bodies):
-        kinds = ((F, b.forward), (B, b.backward), (REDUCE_GRAD, b.reduce), (OPT, b.optimizer))
+        kinds = (
+            (FORWARD, b.forward),
+            (BACKWARD, b.backward),
+            (REDUCE_GRAD, b.reduce),
+            (OPT, b.optimizer),
+        )
         for kind, one in kinds:
             table[kind, stage] = len(shared)
             shared.append(one)
@@ -158,7 +169,7 @@ def _body_numbers(grid: Grid, bodies: list[StageBodies]) -> tuple[list[Body], In
         raise ScheduleError(f"{_spell(grid, bad)} cannot be lowered: B is not split into I and W")
     # The last backward of a stage with a REDUCE_GRAD is the one that reduces along the way.
     final = np.full(len(bodies), NONE, np.int64)
-    backward = np.flatnonzero(grid.kind == B)
+    backward = np.flatnonzero(grid.kind == BACKWARD)
     final[grid.stage[backward]] = backward
     for stage in grid.stage[grid.kind == REDUCE_GRAD]:
         number[final[stage]] = last[stage]
@@ -168,12 +179,13 @@ def _body_numbers(grid: Grid, bodies: list[StageBodies]) -> tuple[list[Body], In
 def _lanes(grid: Grid) -> tuple[tuple[str, ...], Int32]:
     """Return all streams, and for each send or receive its own: by direction, pass and peer."""
     kind, stage = grid.kind, grid.stage
-    towards = np.select([np.isin(kind, (SEND_F, RECV_B)), np.isin(kind, (SEND_B, RECV_F))], [1, -1], 0)
+    up, down = np.isin(kind, (SEND_F, RECV_B)), np.isin(kind, (SEND_B, RECV_F))
+    towards = up.astype(np.int32) - down
     peer_stage = np.clip(stage + towards, 0, len(grid.home) - 1)
     hop = (grid.home[peer_stage] - grid.rank) % max(grid.num_ranks, 1)
     hop = np.where(hop > grid.num_ranks // 2, hop - grid.num_ranks, hop)
     streams, lanes = list(STREAMS), np.zeros(len(kind), np.int32)
-    for code, name in ((SEND_F, "send F"), (RECV_F, "recv F"), (SEND_B, "send B"), (RECV_B, "recv B")):
+    for code, name in MESSAGES.items():
         mine = kind == code
         for distance in np.unique(hop[mine]):
             lanes[mine & (hop == distance)] = len(streams)
@@ -189,27 +201,37 @@ def _entries(grid: Grid, exits: Int64, first: Int64, stream: npt.NDArray[np.int3
     kind, stage, m = grid.kind, grid.stage, grid.microbatch
 
     def exit_of(code: int, offset: int) -> Int64:
-        return done[code, stage + 1 + offset, m]
+        column: Int64 = done[code, stage + 1 + offset, m]
+        return column
 
     def local(offset: int) -> npt.NDArray[np.bool_]:
-        neighbour = np.clip(stage + offset, 0, stages - 1)
-        return grid.home[neighbour] == grid.rank
+        same: npt.NDArray[np.bool_] = grid.home[np.clip(stage + offset, 0, stages - 1)] == grid.rank
+        return same
 
     entry = np.full(len(kind), NONE, np.int64)
-    for code, receive, offset, edge in ((F, RECV_F, -1, 0), (B, RECV_B, 1, stages - 1),
-                                        (I, RECV_B, 1, stages - 1)):  # fmt: skip
+    for code, receive, offset, edge in (
+        (FORWARD, RECV_F, -1, 0),
+        (BACKWARD, RECV_B, 1, stages - 1),
+        (INPUT_GRAD, RECV_B, 1, stages - 1),
+    ):
         mine = (kind == code) & (stage != edge)
         arrived = exit_of(receive, 0)
-        handed = np.maximum(exit_of(code, offset), exit_of(B, offset) if code == I else NONE)
+        handed = exit_of(code, offset)
+        if code == INPUT_GRAD:  # the stage after may do its backward whole
+            handed = np.maximum(handed, exit_of(BACKWARD, offset))
         source = np.where(arrived != NONE, arrived, np.where(local(offset), handed, NONE))
         if (mine & (source == NONE)).any():
             bad = int(np.argmax(mine & (source == NONE)))
             raise ScheduleError(
-                f"{_spell(grid, bad)} on rank {grid.rank[bad]} has no {RECEIVES[receive]} before it"
+                f"{_spell(grid, bad)} on rank {grid.rank[bad]} has no {ACTIONS[receive]} before it"
             )
         entry[mine] = source[mine]
-    backward = np.maximum(exit_of(B, 0), exit_of(I, 0))
-    for code, source in ((SEND_F, exit_of(F, 0)), (SEND_B, backward), (W, exit_of(I, 0))):
+    backward = np.maximum(exit_of(BACKWARD, 0), exit_of(INPUT_GRAD, 0))
+    for code, source in (
+        (SEND_F, exit_of(FORWARD, 0)),
+        (SEND_B, backward),
+        (WEIGHT_GRAD, exit_of(INPUT_GRAD, 0)),
+    ):
         entry[kind == code] = source[kind == code]
         if ((kind == code) & (source == NONE)).any():
             bad = int(np.argmax((kind == code) & (source == NONE)))
@@ -218,16 +240,15 @@ def _entries(grid: Grid, exits: Int64, first: Int64, stream: npt.NDArray[np.int3
     return entry
 
 
-RECEIVES = {RECV_F: "RECV_F", RECV_B: "RECV_B"}
-
-
 def _after_reductions(
     grid: Grid, exits: Int64, first: Int64, stream: npt.NDArray[np.int32], entry: Int64
 ) -> None:
     """Let REDUCE_GRAD follow the stage's last bucket, and OPT whatever of the two came last."""
     tail = np.maximum(first[1:] - 1, 0)
     filled = first[1:] > first[:-1]
-    backward, reduction, update = (np.flatnonzero(grid.kind == k) for k in (B, REDUCE_GRAD, OPT))
+    backward, reduction, update = (
+        np.flatnonzero(grid.kind == k) for k in (BACKWARD, REDUCE_GRAD, OPT)
+    )
     done = np.full(len(grid.home), NONE, np.int64)
     done[grid.stage[backward]] = exits[backward]  # the last backward of each stage stays
     bucketed = backward[filled[backward] & (stream[tail[backward]] == DP)]
@@ -280,9 +301,10 @@ def repeat_steps(one: Template, num_steps: int) -> Template:
         return np.where(many == NONE, NONE, many + step * size).astype(np.int32)
 
     same = ("rank", "stream", "action", "stage", "microbatch", "layer", "cost", "scope")
+    columns: dict[str, Any] = {name: np.tile(getattr(one, name), num_steps) for name in same}
     return replace(
         one,
-        **{name: np.tile(getattr(one, name), num_steps) for name in same},
+        **columns,
         step=step.astype(np.int16),
         pred=tiled(one.pred, ops),
         joint=tiled(one.joint, joints),
@@ -292,8 +314,8 @@ def repeat_steps(one: Template, num_steps: int) -> Template:
 
 
 def _spell(grid: Grid, index: int) -> str:
-    names = {code: name for name, code in ACTION_CODE.items()}
-    return str(Action(int(grid.stage[index]), names[int(grid.kind[index])], int(grid.microbatch[index])))
+    stage, kind, m = (int(column[index]) for column in (grid.stage, grid.kind, grid.microbatch))
+    return str(Action(stage, ACTIONS[kind], m))
 
 
 @lru_cache(maxsize=64)

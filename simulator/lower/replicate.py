@@ -1,6 +1,8 @@
-"""From one pipeline replica to all ranks: columns tiled, ranks and joint ops by index arithmetic."""
+"""From one pipeline replica to all ranks: columns tiled, joint ops linked by index arithmetic."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +11,8 @@ from simulator.lower.bodies import SCOPES
 from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import Template
 from simulator.program import NONE, Cost, Groups, Int32, Int64, Program
+
+T = TypeVar("T", bound=np.generic)
 
 TP, DP = SCOPES.index("tp"), SCOPES.index("dp")
 
@@ -30,7 +34,7 @@ def replicate(
     by_stage = mesh.rank(dp[:, None], np.arange(one.num_ranks)[None, :], tp[:, None])
     shift = np.arange(replicas, dtype=np.int64)[:, None]
 
-    def tiled(column: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    def tiled(column: npt.NDArray[T]) -> npt.NDArray[T]:
         return np.tile(column, replicas)
 
     pred = np.where(one.pred == NONE, NONE, one.pred + shift * ops).astype(np.int32).ravel()
@@ -55,7 +59,7 @@ def replicate(
         streams=one.streams,
         num_ranks=mesh.world_size,
         static_bytes=static,
-    )  # type: ignore[arg-type]
+    )
 
 
 def _joined(
@@ -105,11 +109,15 @@ def _joined(
 def _member_ranks(scope: int, ranks: Int32, mesh: Mesh, by_stage: Int64) -> Int64:
     """Return the ranks of each group of a scope, a row a group, instances innermost."""
     if scope == TP:
-        return by_stage.reshape(mesh.dp, mesh.tp, -1)[:, :, ranks[:, 0]].transpose(2, 0, 1).reshape(
-            -1, mesh.tp
+        return (
+            by_stage.reshape(mesh.dp, mesh.tp, -1)[:, :, ranks[:, 0]]
+            .transpose(2, 0, 1)
+            .reshape(-1, mesh.tp)
         )
     if scope == DP:
-        return by_stage.reshape(mesh.dp, mesh.tp, -1)[:, :, ranks[:, 0]].transpose(2, 1, 0).reshape(
-            -1, mesh.dp
+        return (
+            by_stage.reshape(mesh.dp, mesh.tp, -1)[:, :, ranks[:, 0]]
+            .transpose(2, 1, 0)
+            .reshape(-1, mesh.dp)
         )
     return by_stage[:, ranks].transpose(1, 0, 2).reshape(-1, ranks.shape[1])

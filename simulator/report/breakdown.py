@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from simulator.program import ACTION_CODE, NONE, Int64, Program
+from simulator.program import ACTION_CODE, ACTIONS, NONE, Int64, Program
 from simulator.timeline import Timeline
 
 WORK = ("forward", "backward", "optimizer")
@@ -22,6 +22,11 @@ BUBBLE = ("fill", "stall", "drain")
 CATEGORIES = (*WORK, *COMMUNICATION, *BUBBLE)
 
 _WORK_OF_ACTION = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
+
+
+def work_category(action: str) -> str:
+    """Return the category of work of an action kind; what is no pass is optimizer."""
+    return _WORK_OF_ACTION.get(action, "optimizer")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +79,7 @@ def breakdown(program: Program, timeline: Timeline, begin: int, end: int) -> Bre
     lo = np.clip(timeline.start[ops], begin, end)
     hi = np.clip(timeline.end[ops], begin, end)
 
-    category = _work_categories(program)[program.action[ops]]
+    category = _work_categories()[program.action[ops]]
     np.add.at(ticks, (category, rank), hi - lo)
 
     first = np.append(True, rank[1:] != rank[:-1])
@@ -90,10 +95,9 @@ def breakdown(program: Program, timeline: Timeline, begin: int, end: int) -> Bre
     return Breakdown(begin, end, ticks)
 
 
-def _work_categories(program: Program) -> Int64:
-    """Return the category of work by action code; what is neither F, B, I nor W is optimizer."""
-    names = {code: _WORK_OF_ACTION.get(name, "optimizer") for name, code in ACTION_CODE.items()}
-    return np.array([CATEGORIES.index(names[code]) for code in sorted(names)], np.int64)
+def _work_categories() -> Int64:
+    """Return the category of work by action code."""
+    return np.array([CATEGORIES.index(work_category(name)) for name in ACTIONS], np.int64)
 
 
 def _bubble_phases(
@@ -140,7 +144,7 @@ def _expose(
 
 
 def binding(program: Program, timeline: Timeline, ops: Int64, *, streams: bool) -> Int64:
-    """Return for each op the predecessor that ended last, or NONE; with `streams` its lane's too."""
+    """Return the predecessor of each op that ended last, or NONE; `streams` adds its lane's."""
     best = program.stream_previous[ops].astype(np.int64) if streams else np.full(len(ops), NONE)
     begin = program.pred_offset[ops]
     degree = program.pred_offset[ops + 1] - begin

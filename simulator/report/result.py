@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -100,11 +101,14 @@ class Result:
         def optional(column: np.ndarray[Any, Any]) -> pd.arrays.IntegerArray:
             return pd.arrays.IntegerArray(column.astype(np.int64), column == NONE)
 
+        def named(codes: np.ndarray[Any, Any], names: Sequence[str]) -> pd.Categorical[Any]:
+            return pd.Categorical.from_codes(codes.astype(np.int64), pd.Index(list(names)))
+
         return pd.DataFrame(
             {
                 "rank": p.rank,
-                "stream": pd.Categorical.from_codes(p.stream, list(p.streams)),
-                "action": pd.Categorical.from_codes(p.action, list(ACTIONS)),
+                "stream": named(p.stream, p.streams),
+                "action": named(p.action, ACTIONS),
                 "stage": optional(p.stage),
                 "microbatch": optional(p.microbatch),
                 "layer": optional(p.layer),
@@ -116,11 +120,11 @@ class Result:
             }
         )
 
-    def save_trace(self, path: str | Path) -> None:
-        """Write a trace that Perfetto and chrome://tracing open."""
+    def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
+        """Write a trace, of all ranks or of some, that Perfetto and chrome://tracing open."""
         from simulator.report.trace import write_trace
 
-        write_trace(self, Path(path))
+        write_trace(self, Path(path), ranks)
 
     @property
     def plot(self) -> Plots:

@@ -1,0 +1,236 @@
+"""The command line: ``trainsim run|check|show``.
+
+Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed while running, 2 wrong
+input, 3 the answer is no (does not fit, deadlock), 130 interrupted. Heavy modules load when a
+command needs them, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from simulator.errors import DescriptionError, TrainsimError
+
+if TYPE_CHECKING:
+    from simulator.describe.scenario import Scenario
+
+OVER_CAPACITY = 3
+
+scenario_argument = click.argument("scenario", metavar="SCENARIO")
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE",
+    help="Override a value of the scenario, as plan.tp=4 (repeatable).",
+)  # fmt: skip
+
+
+def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the scenario argument and ``--set``."""
+    return scenario_argument(set_option(command))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="trainsim", prog_name="trainsim")
+def cli() -> None:
+    """Simulate distributed deep-learning training before you rent the cluster.
+
+    SCENARIO is a TOML file, or the name of one in the catalogue (trainsim show catalog).
+    """
+
+
+@cli.command()
+@scenario_options
+@click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
+@click.option("--trace", metavar="FILE", help="Write a Perfetto/Chrome trace (.json, .json.gz).")
+@click.option("--plot", "plots", multiple=True, metavar="[NAME=]FILE",
+              help="Draw pipeline (the default), breakdown or memory (repeatable).")  # fmt: skip
+def run(
+    scenario: str, overrides: tuple[str, ...], json_path: str | None, trace: str | None,
+    plots: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Simulate SCENARIO and report step time, memory and the bottleneck."""
+    figures = [_figure(text) for text in plots]
+    outputs = [Path(p) for p in (trace, json_path) if p and p != "-"]
+    _check_outputs([*outputs, *(path for _, path in figures)])
+    loaded = _load(scenario, overrides)
+    from simulator.api import simulate
+
+    result = simulate(loaded)
+    if json_path:
+        _write_json(result.to_dict(), json_path)
+    if json_path != "-":
+        click.echo(str(result))
+    if trace:
+        result.save_trace(trace)
+    for name, path in figures:
+        getattr(result.plot, name)(path)
+    return 0 if result.summary.fits else OVER_CAPACITY
+
+
+@cli.command()
+@scenario_options
+def check(scenario: str, overrides: tuple[str, ...]) -> None:
+    """Check SCENARIO and its program without running it."""
+    loaded = _load(scenario, overrides)
+    from simulator.lower import lower
+
+    program = lower(loaded)
+    click.echo(
+        f"{loaded.name}: ok, {program.num_ranks} ranks, {len(program):,} ops, "
+        f"{len(program.joint_group):,} of them joint"
+    )
+
+
+@cli.group()
+def show() -> None:
+    """Print a schedule, a program, a topology, memory or the catalogue."""
+
+
+@show.command("schedule")
+@click.argument("name", required=False)
+@click.option("--stages", type=int, default=4, show_default=True, help="Pipeline stages.")
+@click.option("--microbatches", type=int, default=8, show_default=True, help="Pipeline inputs.")
+@click.option("--forward", type=float, default=1.0, show_default=True, help="Seconds of one F.")
+@click.option("--backward", type=float, default=2.0, show_default=True, help="Seconds of one B.")
+@click.option("--latency", type=float, default=0.0, show_default=True, help="Seconds of a message.")
+@click.option("--plot", metavar="FILE", help="Draw it.")
+def show_schedule(
+    name: str | None, stages: int, microbatches: int, forward: float, backward: float,
+    latency: float, plot: str | None,
+) -> None:  # fmt: skip
+    """Print schedule NAME over time; without NAME list the schedules."""
+    if plot:
+        _check_outputs([Path(plot)])
+    if name is None:
+        from simulator.schedules import SCHEDULES
+
+        for known, function in SCHEDULES.items():
+            click.echo(f"{known:<8} {(function.__doc__ or '').partition(chr(10))[0]}")
+        return
+    from simulator.api import simulate_schedule
+
+    result = simulate_schedule(
+        name, stages=stages, microbatches=microbatches, forward=forward, backward=backward,
+        latency=latency,
+    )  # fmt: skip
+    click.echo(str(result))
+    if plot:
+        result.plot.pipeline(plot)
+
+
+@show.command("program")
+@scenario_options
+def show_program(scenario: str, overrides: tuple[str, ...]) -> None:
+    """Print the program of SCENARIO: every op, its stream and what it waits for."""
+    loaded = _load(scenario, overrides)
+    from simulator.lower import lower
+    from simulator.program_text import format_program
+
+    click.echo(format_program(lower(loaded)))
+
+
+@show.command("topology")
+@scenario_options
+def show_topology(scenario: str, overrides: tuple[str, ...]) -> None:
+    """Print the hardware of SCENARIO, its sources, and where each rank lies."""
+    loaded = _load(scenario, overrides)
+    from simulator.report.topology import placement_text, topology_text
+
+    click.echo(f"{topology_text(loaded.cluster)}\n\n{placement_text(loaded)}")
+
+
+@show.command("memory")
+@scenario_options
+def show_memory(scenario: str, overrides: tuple[str, ...]) -> int:
+    """Print what fills the memory of every stage of SCENARIO."""
+    loaded = _load(scenario, overrides)
+    from simulator.api import simulate
+    from simulator.report.text import memory_text
+
+    result = simulate(loaded)
+    click.echo(memory_text(result, loaded))
+    return 0 if result.summary.fits else OVER_CAPACITY
+
+
+@show.command("catalog")
+def show_catalog() -> None:
+    """List the devices, nodes, models and scenarios that are known by name."""
+    from simulator.describe import catalog
+
+    for folder in catalog.FOLDERS:
+        click.echo(f"{folder}: {', '.join(catalog.names(folder))}")
+
+
+def _load(scenario: str, overrides: tuple[str, ...]) -> Scenario:
+    from simulator.describe.loader import load, set_all
+
+    return load(scenario, set_all(overrides))
+
+
+def _figure(text: str) -> tuple[str, Path]:
+    """Return the figure and the file of a ``--plot`` value."""
+    from simulator.report.plots import FIGURES
+
+    name, equals, path = text.partition("=")
+    if not equals:
+        name, path = "pipeline", text
+    if name not in FIGURES:
+        raise DescriptionError(
+            f"--plot {text!r}: no figure {name!r}; there are {', '.join(FIGURES)}"
+        )
+    return name, Path(path)
+
+
+def _check_outputs(paths: list[Path]) -> None:
+    from simulator.files import check_writable
+
+    for path in paths:
+        check_writable(path)
+
+
+def _write_json(document: dict[str, Any], target: str) -> None:
+    import json
+
+    text = json.dumps(document, indent=2) + "\n"
+    if target == "-":
+        click.echo(text, nl=False)
+        return
+    from simulator.files import write_whole
+
+    write_whole(Path(target), lambda path: _write_text(path, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code or 0)
+    except TrainsimError as error:
+        _complain(str(error))
+        sys.exit(error.exit_code)
+    except click.exceptions.Abort:
+        _complain("interrupted")
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader has gone, as `head` does: end quietly
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _complain(message: str) -> None:
+    lines = message.splitlines() or [""]
+    click.echo(f"trainsim: {lines[0]}", err=True)
+    for line in lines[1:]:
+        click.echo(line if line.startswith(" ") else f"trainsim: {line}", err=True)

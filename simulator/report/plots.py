@@ -1,0 +1,408 @@
+"""Figures: the pipeline as papers draw it, where the time goes, and memory over time.
+
+This module and its palette are the one door of matplotlib, opened when a first figure is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from simulator.errors import DescriptionError
+from simulator.lower.memory import static_memory
+from simulator.lower.mesh import Mesh
+from simulator.program import ACTIONS, NONE, Int64
+from simulator.report import palette
+from simulator.report.breakdown import CATEGORIES, COMMUNICATION, stream_category
+from simulator.report.palette import COLOURS, INK, Lane, Spans, text_width
+from simulator.units import UNITS
+
+if TYPE_CHECKING:
+    from simulator.report.result import Result
+
+Float64 = npt.NDArray[np.float64]
+
+MAX_EVERY_RANK = 16
+"""Ranks that a pipeline shows all of."""
+
+WORK_NAMES = {"F": "forward", "B": "backward", "I": "I", "W": "W"}
+"""Palette name of an action on the compute stream; any other is the optimizer."""
+
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations")
+
+GB = UNITS["bytes"]["GB"]
+
+
+class Cells(NamedTuple):
+    """Actions on compute streams, an entry each; `row` counts the ranks shown, ticks are cut."""
+
+    row: Int64
+    action: Int64
+    stage: Int64
+    microbatch: Int64
+    start: Int64
+    end: Int64
+
+
+class Plots:
+    """Figures of a result. Each is returned and, with a path, saved as png, svg or pdf."""
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+
+    def pipeline(self, path: str | Path | None = None, **options: Any) -> Figure:
+        """Draw when ranks compute and communicate; options are those of `pipeline` below."""
+        return pipeline(self.result, path, **options)
+
+    def breakdown(self, path: str | Path | None = None) -> Figure:
+        """Draw where the time of each rank goes, as shares of the step."""
+        return breakdown(self.result, path)
+
+    def memory(self, path: str | Path | None = None) -> Figure:
+        """Draw what fills device memory over time."""
+        return memory(self.result, path)
+
+
+def pipeline(
+    result: Result,
+    path: str | Path | None = None,
+    *,
+    ranks: Sequence[int] | None = None,
+    whole_run: bool = False,
+) -> Figure:
+    """Draw when ranks compute and communicate, a row a rank, cells numbered by microbatch.
+
+    Args:
+        result: what to draw.
+        path: where to save the figure; its suffix says how.
+        ranks: rows from the top; every rank, or one of each stage, when absent.
+        whole_run: draw all steps instead of the last one.
+
+    Raises:
+        DescriptionError: when a rank does not exist or the figure cannot be saved.
+    """
+    palette.check_path(path)
+    begin, end = (0, result.timeline.makespan) if whole_run else _window(result)
+    shown, chosen = pipeline_rows(result, ranks)
+    cells = pipeline_cells(result, shown, begin, end)
+    flows = {c: flow_spans(result, shown, c, begin, end) for c in COMMUNICATION}
+    flows = {c: spans for c, spans in flows.items() if len(spans.row)}
+    drawn = {"idle", *flows, *(_work_name(code) for code in set(cells.action.tolist()))}
+    lanes = f"thin lanes, from the top: {', '.join(flows)}" if len(flows) > 1 else ""
+    later = "paler cells: later chunks of a rank" if _chunk(cells).any() else ""
+    labels = [palette.rank_label(result, rank) for rank in shown.tolist()]
+    with palette.style():
+        figure, (ax,) = palette.sheet(
+            _room_for_numbers(cells, end - begin),
+            [min(0.46 if flows else 0.34, 12 / len(shown)) * len(shown)],
+            titles=palette.titles_of(result, chosen, "; ".join(filter(None, (lanes, later)))),
+            handles=[palette.swatch(n, hatched=False) for n in COLOURS if n in drawn],
+            labels=labels,
+        )
+        last = begin > 0 and not whole_run
+        scale = (begin, palette.time_axis(ax, begin, end, since_last_step=last))
+        _draw_rows(ax, cells, flows, scale, labels)
+        for step_end in result.step_ends[:-1] if whole_run else ():
+            ax.axvline((step_end - begin) / scale[1], color=INK, lw=0.8, ls="--", gid="step")
+    return palette.save(figure, path)
+
+
+def pipeline_rows(result: Result, ranks: Sequence[int] | None = None) -> tuple[Int64, str]:
+    """Return the ranks that a pipeline shows from the top, and which they are when not all.
+
+    Raises:
+        DescriptionError: when a stated rank does not exist, or none is stated.
+    """
+    count = result.program.num_ranks
+    every = np.arange(count)
+    if ranks is not None:
+        if not ranks or not set(ranks) <= set(every.tolist()):
+            raise DescriptionError(f"ranks {list(ranks)} must be some of 0 to {count - 1}")
+        return np.array(ranks, np.int64), f"{len(ranks)} of {count} ranks"
+    if count <= MAX_EVERY_RANK:
+        return every, ""
+    if result.scenario is None:
+        shown, which = palette.sample(every), "evenly spaced"
+    else:
+        stages = palette.stage_ranks(result)
+        shown = palette.sample(stages)
+        which = "one of each stage" if len(shown) == len(stages) else "of evenly spaced stages"
+    return shown, f"{len(shown)} of {count} ranks, {which}" if len(shown) < count else ""
+
+
+def pipeline_cells(result: Result, ranks: Int64, begin: int, end: int) -> Cells:
+    """Return one cell for each action on the compute streams of some ranks, cut to a window."""
+    p, t = result.program, result.timeline
+    rows = _row_of_rank(result, ranks)
+    mine = (p.stream == p.streams.index("compute")) & (rows[p.rank] != NONE)
+    ops = np.flatnonzero(mine & (t.end > begin) & (t.start < end) & (t.end > t.start))
+    names = (p.rank, p.step, p.action, p.stage, p.microbatch)
+    keys = np.stack([rows[p.rank[ops]], *(c[ops].astype(np.int64) for c in names[1:])])
+    order = np.lexsort(keys[::-1])
+    keys, ops = keys[:, order], ops[order]
+    first = np.flatnonzero(np.append(len(ops) > 0, (np.diff(keys) != 0).any(axis=0)))
+    row, _, action, stage, microbatch = keys[:, first]
+    start = np.minimum.reduceat(t.start[ops], first) if len(ops) else first
+    until = np.maximum.reduceat(t.end[ops], first) if len(ops) else first
+    return Cells(row, action, stage, microbatch, start.clip(begin, end), until.clip(begin, end))
+
+
+def flow_spans(result: Result, ranks: Int64, category: str, begin: int, end: int) -> Spans:
+    """Return when flows of a category move bytes on some ranks; those that touch are merged."""
+    p, t = result.program, result.timeline
+    rows = _row_of_rank(result, ranks)
+    streams = [i for i, s in enumerate(p.streams) if stream_category(s) == category]
+    mine = np.isin(p.stream, streams) & (rows[p.rank] != NONE) & p.is_flow
+    ops = np.flatnonzero(mine & (t.end > begin) & (t.start < end) & (t.end > t.start))
+    # Rows lie one after the other on one axis of time, a tick apart, so that one pass merges all.
+    length = end - begin + 1
+    start = rows[p.rank[ops]] * length + t.start[ops].clip(begin, end) - begin
+    until = rows[p.rank[ops]] * length + t.end[ops].clip(begin, end) - begin
+    order = np.argsort(start, kind="stable")
+    start, until = start[order], np.maximum.accumulate(until[order])
+    first = np.flatnonzero(np.append(len(ops) > 0, start[1:] > until[:-1]))
+    last = np.append(first[1:], len(ops))[: len(first)] - 1
+    row = start[first] // length
+    return Spans(row, start[first] % length + begin, until[last] % length + begin)
+
+
+def _draw_rows(
+    ax: Axes,
+    cells: Cells,
+    flows: dict[str, Spans],
+    scale: tuple[int, float],
+    labels: Sequence[str],
+) -> None:
+    """Draw the compute lane of every row, and a thin lane below it for each kind of flow."""
+    thin = min(0.13, 0.28 / max(len(flows), 1))
+    lane = Lane(0.06, 0.85 - thin * len(flows))
+    palette.row_axis(ax, labels, lane.top + lane.height / 2)
+    for row in range(len(labels)):
+        where = (lane.top + row, lane.height)
+        ax.broken_barh([ax.get_xlim()], where, color=COLOURS["idle"], linewidth=0, gid="idle")
+    _draw_cells(ax, cells, scale, lane)
+    for i, (name, spans) in enumerate(flows.items()):
+        below = Lane(lane.top + lane.height + 0.03 + thin * i, thin)
+        palette.boxes(ax, spans, scale, below, name, color=COLOURS[name], linewidth=0.3)
+
+
+def _draw_cells(ax: Axes, cells: Cells, scale: tuple[int, float], lane: Lane) -> None:
+    """Draw cells, and their microbatch where the number fits into the cell."""
+    x, y = palette.points_per_unit(ax)
+    width = (cells.end - cells.start) / scale[1] * x
+    texts = ["opt" if m == NONE else str(m) for m in cells.microbatch.tolist()]
+    numbers = np.flatnonzero(cells.microbatch != NONE)
+    size = palette.cell_text_size(
+        [texts[i] for i in numbers], width[numbers], 0.75 * lane.height * y
+    )
+    fits = palette.cell_widths(texts, size) <= width
+    middle = ((cells.start + cells.end) / 2 - scale[0]) / scale[1]
+    chunks = _chunk(cells)
+    for code, chunk in sorted(set(zip(cells.action.tolist(), chunks.tolist(), strict=True))):
+        mine = (cells.action == code) & (chunks == chunk)
+        colour = palette.paler(COLOURS[_work_name(code)], 0.5 * (1 - 0.5**chunk))
+        spans = Spans(cells.row[mine], cells.start[mine], cells.end[mine])
+        line = np.clip(0.06 * width[mine], 0.0, 0.7)  # thin cells keep their colour
+        palette.boxes(ax, spans, scale, lane, _work_name(code),
+              facecolor=colour, edgecolor="white", linewidth=line)  # fmt: skip
+        for i in np.flatnonzero(mine & fits).tolist():
+            ax.text(middle[i], cells.row[i] + lane.top + lane.height / 2, texts[i], size=size,
+                    color=palette.ink_on(colour), ha="center", va="center_baseline")  # fmt: skip
+
+
+def _room_for_numbers(cells: Cells, window: int) -> float:
+    """Return the inches that give nearly all cells room for their number, within reason."""
+    numbered = cells.microbatch != NONE
+    texts = [str(m) for m in cells.microbatch[numbered].tolist()]
+    share = (cells.end - cells.start)[numbered] / max(window, 1)
+    need = np.quantile(palette.cell_widths(texts, 6.0) / share, 0.96) if len(texts) else 0.0
+    return float(np.clip(1.02 * need / 72, 7.0, 12.0))
+
+
+def _chunk(cells: Cells) -> Int64:
+    """Return which chunk of its rank each cell belongs to: 0 for its first stage."""
+    present = np.zeros((int(cells.row.max(initial=0)) + 1, int(cells.stage.max(initial=0)) + 1))
+    present[cells.row, cells.stage] = 1
+    return (np.cumsum(present, axis=1).astype(np.int64) - 1)[cells.row, cells.stage]
+
+
+def _work_name(code: int) -> str:
+    return WORK_NAMES.get(ACTIONS[code], "optimizer")
+
+
+def breakdown(result: Result, path: str | Path | None = None) -> Figure:
+    """Draw where the time of each rank goes, as shares of the last step.
+
+    Raises:
+        DescriptionError: when the figure cannot be saved.
+    """
+    palette.check_path(path)
+    share, labels, chosen = breakdown_bars(result)
+    names = [name for name, row in zip(CATEGORIES, share, strict=True) if row.max(initial=0) > 0]
+    with palette.style():
+        figure, (ax,) = palette.sheet(
+            7.0,
+            [len(labels) * (0.36 if len(labels) <= MAX_EVERY_RANK else 0.26)],
+            titles=palette.titles_of(result, chosen),
+            handles=[palette.swatch(name) for name in names],
+            labels=labels,
+        )
+        palette.row_axis(ax, labels, 0.5)
+        ax.set(xlim=(0, 100), xlabel="share of the step (%)")
+        left, points = np.zeros(len(labels)), palette.points_per_unit(ax)[0]
+        for name in names:
+            piece = 100 * share[CATEGORIES.index(name)]
+            ax.barh(np.arange(len(labels)) + 0.5, piece, 0.78, left, gid=name, **palette.area(name))
+            for i, value in enumerate(piece.tolist()):
+                text = f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
+                if text_width(text, 8) + 8 <= value * points:
+                    ax.text(left[i] + value / 2, i + 0.5, text, size=8, color=palette.ink_on(COLOURS[name]),
+                            ha="center", va="center_baseline", bbox=_plate(name))  # fmt: skip
+            left += piece
+    return palette.save(figure, path)
+
+
+def _plate(name: str) -> dict[str, Any]:
+    """Return the look of a box that keeps a hatch out of a text."""
+    return {"boxstyle": "square,pad=0.12", "facecolor": COLOURS[name], "edgecolor": "none"}
+
+
+def breakdown_bars(result: Result) -> tuple[Float64, list[str], str]:
+    """Return shares of the step by category and bar, each bar's label, and which bars they are."""
+    count = result.program.num_ranks
+    share = result.breakdown.ticks / max(result.breakdown.window, 1)
+    if count <= palette.MAX_ROWS or result.scenario is None:
+        ranks = palette.sample(np.arange(count))
+        labels = [palette.rank_label(result, rank) for rank in ranks.tolist()]
+        some = f"{len(ranks)} of {count} ranks, evenly spaced" if len(ranks) < count else ""
+        return share[:, ranks], labels, some
+    mesh = Mesh.of(result.scenario.plan)
+    dp, tp = np.divmod(np.arange(mesh.dp * mesh.tp), mesh.tp)
+    stages = palette.sample(np.arange(mesh.pp))
+    members = mesh.rank(dp[:, None], stages[None, :], tp[:, None])
+    mean = share[:, members].mean(axis=1)
+    all_stages = "a stage" if len(stages) == mesh.pp else "evenly spaced stages"
+    which = f"each bar: mean of the {len(members)} ranks of {all_stages}; {count} ranks in all"
+    return mean, [f"stage {stage}" for stage in stages.tolist()], which
+
+
+def memory(result: Result, path: str | Path | None = None) -> Figure:
+    """Draw what fills the fullest rank beside its capacity, and below it a rank of each stage.
+
+    Of a bare schedule, which has no sizes, draw how many microbatches each rank keeps.
+
+    Raises:
+        DescriptionError: when the figure cannot be saved.
+    """
+    palette.check_path(path)
+    ranks = palette.sample(palette.stage_ranks(result))
+    sized, count = result.scenario is not None, result.program.num_ranks
+    many = len(ranks) > 1 or not sized
+    some = f"{len(ranks)} of {count} ranks, " if len(ranks) < count else ""
+    handles: list[Any] = [palette.swatch(p) for p in MEMORY_PARTS if sized or p == "activations"]
+    if sized:
+        handles.append(Line2D([], [], color=COLOURS["capacity"], ls="--", label="capacity"))
+    labels = [palette.rank_label(result, rank) for rank in ranks.tolist()]
+    peaks = [_peak(result, rank) for rank in ranks.tolist()]
+    begin, end = _window(result)
+    with palette.style():
+        figure, axes = palette.sheet(
+            6.4,
+            [2.3] * sized + [min(0.5, 8 / len(ranks)) * len(ranks)] * many,
+            titles=palette.titles_of(result, f"rows: {some}all to one scale" if many else ""),
+            handles=handles,
+            labels=[*(labels if many else ()), "0000000"],
+            right=0.25 + max(text_width(peak, 9) for peak in peaks) / 72 * many,
+        )
+        for ax in axes:
+            unit = palette.time_axis(ax, begin, end, since_last_step=begin > 0)
+            ax.set_xlabel(ax.get_xlabel() if ax is axes[-1] else "")
+        if sized:
+            _draw_fullest(axes[0], result, unit)
+        if many:
+            palette.row_axis(axes[-1], labels, 0.6)
+            _draw_each(axes[-1], result, ranks.tolist(), unit)
+    return palette.save(figure, path)
+
+
+def _draw_fullest(ax: Axes, result: Result, unit: float) -> None:
+    """Stack what fills the rank that needs most memory, below the capacity of its device."""
+    assert result.scenario is not None  # the caller asks only then
+    rank = int(np.argmax(result.peak_memory_bytes))
+    time, heights = memory_parts(result, rank)
+    _stack(ax, time / unit, {name: high / GB for name, high in heights.items()}, 0.0, 1.0)
+    room = result.scenario.cluster.node.device.memory / GB
+    ax.axhline(room, color=COLOURS["capacity"], ls="--", lw=1.3, gid="capacity")
+    ax.set(ylim=(0, 1.25 * max(room, result.peak_memory_bytes[rank] / GB)), ylabel="memory (GB)")
+    text = (
+        f"{palette.rank_label(result, rank)}, the fullest: {_peak(result, rank)} of {room:.0f} GB"
+    )
+    ax.text(0.01, 0.98, text, transform=ax.transAxes, va="top")
+
+
+def _draw_each(ax: Axes, result: Result, ranks: list[int], unit: float) -> None:
+    """Draw a row for each rank, all to one scale, with its peak at the right."""
+    scale = max(float(result.peak_memory_bytes[ranks].max()), 1.0)
+    for row, rank in enumerate(ranks):
+        time, heights = memory_parts(result, rank)
+        _stack(ax, time / unit, heights, row + 0.96, -0.82 / scale)
+        ax.text(1.01, row + 0.6, _peak(result, rank), va="center_baseline",
+                transform=ax.get_yaxis_transform())  # fmt: skip
+
+
+def _stack(ax: Axes, x: Float64, parts: dict[str, Float64], low: float, step: float) -> None:
+    base = np.full(len(x), low)
+    for name, part in parts.items():
+        top = base + step * part
+        ax.fill_between(x, base, top, step="post", gid=name, **palette.area(name))
+        base = top
+    ax.step(x, base, where="post", color=INK, lw=0.8)
+
+
+def _peak(result: Result, rank: int) -> str:
+    peak = float(result.peak_memory_bytes[rank])
+    return f"peak {peak / GB:.1f} GB" if result.scenario else f"peak {peak:.0f} microbatches"
+
+
+def memory_parts(result: Result, rank: int) -> tuple[Int64, dict[str, Float64]]:
+    """Return ticks since the last step began, and the bytes of a rank from then on by what for."""
+    begin, end = _window(result)
+    time, kept = result.memory.of_rank(rank)
+    before, inside = np.searchsorted(time, [begin, end], side="right").tolist()
+    held = np.append(0.0, kept)[[before, *range(before + 1, inside + 1), inside]]
+    ticks = np.concatenate([[begin], time[before:inside], [end]]) - begin
+    lasting = np.append(np.diff(ticks) > 0, True)  # the last of what happens at one time stays
+    ticks, held = ticks[lasting], held[lasting]
+    parts = {}
+    if result.scenario is not None:
+        stages = [
+            static_memory(result.scenario)[stage] for stage in palette.stages_of(result, rank)
+        ]
+        for name in MEMORY_PARTS[:-1]:
+            parts[name] = np.full(len(ticks), sum(float(getattr(s, name)) for s in stages))
+    return ticks, parts | {"activations": held}
+
+
+def _row_of_rank(result: Result, ranks: Int64) -> Int64:
+    rows = np.full(result.program.num_ranks, NONE, np.int64)
+    rows[ranks] = np.arange(len(ranks))
+    return rows
+
+
+def _window(result: Result) -> tuple[int, int]:
+    return result.breakdown.begin, result.breakdown.end
+
+
+FIGURES: dict[str, Callable[..., Figure]] = {
+    "pipeline": pipeline,
+    "breakdown": breakdown,
+    "memory": memory,
+}
+"""Figures by name; each takes a result and, where the figure is to be saved, a path."""

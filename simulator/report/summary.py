@@ -1,0 +1,162 @@
+"""The numbers of the report, with the convention of each stated beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simulator.describe.scenario import Scenario
+from simulator.hardware.compute import BOUNDS, work_seconds
+from simulator.lower.layers import layer_flops_per_token, model_flops_per_token
+from simulator.program import NONE, Program, Work
+from simulator.report.breakdown import BUBBLE, COMMUNICATION
+from simulator.timeline import Timeline
+from simulator.units import format_bytes, format_seconds, to_seconds
+
+if TYPE_CHECKING:
+    from simulator.report.result import Result
+
+OWNERS = {
+    "compute": "compute",
+    "memory": "memory bandwidth",
+    "launch": "kernel launch",
+    "tp": "tensor-parallel communication",
+    "pp": "pipeline communication",
+    "dp": "data-parallel communication",
+    "tied": "tied-embedding communication",
+    "bubble": "pipeline bubble",
+}
+"""What a part of the step is owned by, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a person wants to know first. Shares are of the step, averaged over ranks."""
+
+    step_time_s: float
+    first_step_s: float
+    tokens_per_s: float
+    samples_per_s: float
+    mfu: float
+    """Model FLOPs (`model_flops_per_token`) over step time x ranks x peak rate."""
+    hfu: float
+    """As `mfu`, with the forward FLOPs that recomputation repeats."""
+    bubble_fraction: float
+    bubble_ratio: float
+    """Bubble over work, Megatron's definition."""
+    exposed_communication_s: dict[str, float]
+    """Mean over ranks, by kind."""
+    peak_memory_bytes: float
+    peak_memory_rank: int
+    memory_capacity_bytes: float
+    shares: dict[str, float]
+    """Share of the step by owner, a key of `OWNERS`; they sum to 1."""
+    bottleneck: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank stays within its device's memory."""
+        return self.peak_memory_bytes <= self.memory_capacity_bytes
+
+
+def summarise(result: Result) -> Summary:
+    """Return the summary of a scenario's result."""
+    s = result.scenario
+    if s is None:
+        raise ValueError("a bare schedule has no summary: it has no model and no cluster")
+    b, peak = result.breakdown, result.peak_memory_bytes
+    seconds = result.step_time_s
+    per_rank_peak = s.cluster.world_size * s.cluster.node.device.peak[s.precision.matmul]
+    flops = model_flops_per_token(s)
+    again = layer_flops_per_token(s) if s.plan.recompute == "full" else 0.0
+    tokens = s.tokens_per_step / seconds
+    shares = _shares(result, s)
+    fullest = int(np.argmax(peak))
+    capacity = s.cluster.node.device.memory
+    return Summary(
+        step_time_s=seconds,
+        first_step_s=result.first_step_s,
+        tokens_per_s=tokens,
+        samples_per_s=s.run.global_batch_size / seconds,
+        mfu=flops * tokens / per_rank_peak,
+        hfu=(flops + again) * tokens / per_rank_peak,
+        bubble_fraction=float(b.bubble_fraction.mean()),
+        bubble_ratio=float(b.bubble.sum() / max(1, b.of("forward", "backward", "optimizer").sum())),
+        exposed_communication_s={
+            kind: to_seconds(float(b.of(kind).mean())) for kind in COMMUNICATION
+        },
+        peak_memory_bytes=float(peak[fullest]),
+        peak_memory_rank=fullest,
+        memory_capacity_bytes=capacity,
+        shares=shares,
+        bottleneck=_bottleneck(shares, float(peak[fullest]), capacity),
+    )
+
+
+def _shares(result: Result, s: Scenario) -> dict[str, float]:
+    b = result.breakdown
+    total = max(1, b.window * result.program.num_ranks)
+    work = _work_by_bound(result.program, result.timeline, s, b.begin, b.end)
+    shares = {bound: ticks / total for bound, ticks in zip(BOUNDS, work, strict=True)}
+    shares |= {kind: float(b.of(kind).sum()) / total for kind in COMMUNICATION}
+    return shares | {"bubble": float(b.of(*BUBBLE).sum()) / total}
+
+
+def _work_by_bound(
+    program: Program, timeline: Timeline, s: Scenario, begin: int, end: int
+) -> list[float]:
+    """Return the ticks of work of all ranks within a window by what bounds it, as `BOUNDS`."""
+    device = s.cluster.node.device
+    parts = np.zeros((len(program.costs), len(BOUNDS)))
+    for number, cost in enumerate(program.costs):
+        if isinstance(cost, Work):
+            seconds = work_seconds(cost, device)
+            parts[number] = [seconds[bound] for bound in BOUNDS]
+    parts /= np.maximum(parts.sum(axis=1, keepdims=True), 1e-30)
+    held = np.clip(timeline.end, begin, end) - np.clip(timeline.start, begin, end)
+    held[program.joint != NONE] = 0
+    by_cost = np.bincount(program.cost, weights=held, minlength=len(program.costs))
+    totals: list[float] = (by_cost @ parts).tolist()
+    return totals
+
+
+def _bottleneck(shares: dict[str, float], peak: float, capacity: float) -> str:
+    if peak > capacity:
+        return (
+            f"memory capacity: {format_bytes(peak)} needed, {format_bytes(capacity)} there, "
+            f"{format_bytes(peak - capacity)} too much"
+        )
+    owner = max(shares, key=lambda name: shares[name])
+    return f"{OWNERS[owner]}: {shares[owner]:.1%} of the step"
+
+
+def assumptions(s: Scenario) -> list[str]:
+    """Return what was assumed that moves the answer and that the scenario does not say."""
+    device, plan = s.cluster.node.device, s.plan
+    out = [
+        f"matrix products sustain {device.matmul_efficiency:.1%} of the {s.precision.matmul} peak "
+        f"and memory-bound kernels {device.memory_efficiency:.1%} of the memory bandwidth, "
+        "whatever their shape",
+        f"each kernel starts {format_seconds(device.launch_overhead)} after the one before it",
+        "MFU counts attention in full (12 x layers x hidden x sequence a token) though causal "
+        "kernels skip half of it",
+        "memory leaves out temporary workspaces, communication buffers, the allocator's "
+        "fragmentation and the CUDA context",
+    ]
+    if s.cluster.world_size > 1:
+        out.append(
+            "collectives are rings and links are not contended: alpha-beta times from the "
+            "described links"
+        )
+    if plan.pp > 1:
+        out.append("sends and receives overlap computation; receives are posted ahead")
+    if plan.tp > 1:
+        out.append("tensor-parallel all-reduces do not overlap computation")
+    if plan.dp > 1:
+        out.append(
+            f"gradients are all-reduced in {s.precision.gradient}-byte numbers during the last "
+            f"backward, in buckets of at least {format_bytes(plan.bucket_size)}"
+        )
+    return out

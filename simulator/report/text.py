@@ -1,0 +1,220 @@
+"""The report as text for people and as plain values for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulator.describe.scenario import Scenario
+from simulator.lower.layers import num_parameters
+from simulator.program import ACTIONS, NONE
+from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
+from simulator.report.summary import OWNERS, Summary, assumptions
+from simulator.units import TICKS_PER_SECOND, format_bytes, format_rate, format_seconds, to_seconds
+
+if TYPE_CHECKING:
+    from simulator.report.result import Result
+
+SCHEMA_VERSION = 1
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as aligned columns; the first row is the header, the first column left."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        right = [f"{cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([f"{row[0]:<{widths[0]}}", *right]).rstrip())
+    return "\n".join(lines)
+
+
+def result_text(result: Result) -> str:
+    """Return the report of a result as text."""
+    notes = "".join(f"\nnote: {note}" for note in result.notes)
+    if result.scenario is None:
+        return bare_text(result) + notes
+    lines = [
+        *_headline(result.scenario),
+        *_numbers(result, result.summary),
+        "",
+        _stage_table(result),
+        "",
+        "assumed:",
+        *(f"  - {line}" for line in assumptions(result.scenario)),
+    ]
+    return "\n".join(lines) + notes
+
+
+def _headline(s: Scenario) -> list[str]:
+    plan, run, cluster = s.plan, s.run, s.cluster
+    used = (
+        ""
+        if cluster.ranks_per_node == cluster.node.num_devices
+        else (f", {cluster.ranks_per_node} of {cluster.node.num_devices} devices used")
+    )
+    plural = "s" if cluster.num_nodes > 1 else ""
+    return [
+        s.name,
+        f"  model       {s.model.name}, {num_parameters(s.model) / 1e9:,.3f} B parameters",
+        f"  cluster     {cluster.world_size} x {cluster.node.device.name} in {cluster.num_nodes} "
+        f"node{plural} {cluster.node.name}{used}",
+        f"  plan        dp {plan.dp} x tp {plan.tp} x pp {plan.pp}, {plan.schedule}, "
+        f"{s.num_microbatches} microbatches of {plan.microbatch_size}, recompute {plan.recompute}",
+        f"  run         global batch {run.global_batch_size} x {run.sequence_length} tokens, "
+        f"{run.precision}, {run.optimizer}, {run.attention} attention",
+        "",
+    ]  # fmt: skip
+
+
+def _numbers(result: Result, summary: Summary) -> list[str]:
+    b = result.breakdown
+    low, high = b.bubble_fraction.min(), b.bubble_fraction.max()
+    exposed = {k: v for k, v in summary.exposed_communication_s.items() if v}
+    communication = ", ".join(f"{k} {format_seconds(v)}" for k, v in exposed.items()) or "none"
+    verdict = "fits" if summary.fits else "DOES NOT FIT"
+    return [
+        f"  step        {format_seconds(summary.step_time_s)} "
+        f"(first {format_seconds(summary.first_step_s)})",
+        f"  throughput  {format_rate(summary.tokens_per_s, 'tokens')}, "
+        f"{summary.samples_per_s:,.4g} samples/s",
+        f"  MFU         {summary.mfu:.1%}   HFU {summary.hfu:.1%}",
+        f"  bubble      {summary.bubble_fraction:.1%} of the step "
+        f"({low:.1%} to {high:.1%} by rank), {summary.bubble_ratio:.1%} of the work",
+        f"  exposed     {communication} (mean over ranks)",
+        f"  memory      {format_bytes(summary.peak_memory_bytes)} of "
+        f"{format_bytes(summary.memory_capacity_bytes)} "
+        f"on rank {summary.peak_memory_rank}: {verdict}",
+        f"  bottleneck  {summary.bottleneck}",
+        "  owners      "
+        + ", ".join(f"{OWNERS[k]} {v:.1%}" for k, v in summary.shares.items() if v >= 0.0005),
+    ]
+
+
+def _stage_of_rank(result: Result) -> np.ndarray[Any, Any]:
+    stage = np.zeros(result.program.num_ranks, np.int64)
+    stage[result.program.rank] = result.program.stage
+    return stage
+
+
+def _stage_table(result: Result) -> str:
+    """Return one row a stage: its ranks' mean time by category, and their highest memory."""
+    b, stage = result.breakdown, _stage_of_rank(result)
+    present = [c for c in CATEGORIES if c in WORK or c in BUBBLE or b.of(c).any()]
+    rows = [["stage", "ranks", *present, "peak memory"]]
+    for one in np.unique(stage):
+        ranks = np.flatnonzero(stage == one)
+        shares = [f"{b.of(c)[ranks].mean() / max(b.window, 1):.1%}" for c in present]
+        peak = format_bytes(result.peak_memory_bytes[ranks].max())
+        rows.append([str(one), str(len(ranks)), *shares, peak])
+    return table(rows)
+
+
+def bare_text(result: Result) -> str:
+    """Return the report of a bare schedule: its grid over time and its bubble."""
+    b = result.breakdown
+    return "\n".join([
+        schedule_text(result),
+        "",
+        f"step {to_seconds(b.window):g} s; bubble {b.bubble_fraction.mean():.4f} of the step, "
+        f"{b.bubble.sum() / max(1, b.of(*WORK).sum()):.4f} of the work",
+        "activations in flight by rank: " + " ".join(f"{peak:.0f}" for peak in result.memory.peak),
+    ])  # fmt: skip
+
+
+MAX_COLUMNS = 120
+"""Time units that a schedule's text shows; a finer or longer one is listed in order instead."""
+
+
+def schedule_text(result: Result) -> str:
+    """Return a schedule as papers draw it, in text: a row a rank, a column a unit of time."""
+    p, t = result.program, result.timeline
+    ops = np.flatnonzero(p.stream == p.streams.index("compute"))
+    moments = np.concatenate([t.start[ops], t.end[ops]])
+    unit = int(np.gcd.reduce(moments)) or 1
+    if t.makespan // unit > MAX_COLUMNS:
+        return _in_order(result, ops)
+    width = max((len(_cell(result, op)) for op in ops.tolist()), default=1) + 1
+    rows = [["."] * (t.makespan // unit) for _ in range(p.num_ranks)]
+    for op in ops.tolist():
+        row, begin, end = rows[p.rank[op]], t.start[op] // unit, t.end[op] // unit
+        if end > begin:
+            row[begin:end] = [_cell(result, op), *["=" * width] * (end - begin - 1)]
+    label = len(str(p.num_ranks - 1))
+    return "\n".join(
+        f"rank {rank:>{label}} |" + _joined(row, width) for rank, row in enumerate(rows)
+    )
+
+
+def _cell(result: Result, op: int) -> str:
+    p = result.program
+    number = "" if p.microbatch[op] == NONE else str(p.microbatch[op])
+    return f"{ACTIONS[p.action[op]]}{number}"
+
+
+def _joined(row: list[str], width: int) -> str:
+    """Join cells of one width; a cell that goes on is filled with '='."""
+    out = []
+    for cell, following in zip(row, [*row[1:], ""], strict=True):
+        goes_on = following.startswith("=")
+        out.append(cell.ljust(width, "=" if goes_on else " "))
+    return "".join(c.replace("=" * width, "=" * (width - 1) + " ") if not f.startswith("=") else c
+                   for c, f in zip(out, [*row[1:], ""], strict=True)).rstrip()  # fmt: skip
+
+
+def _in_order(result: Result, ops: np.ndarray[Any, Any]) -> str:
+    p = result.program
+    rows: list[list[str]] = [[] for _ in range(p.num_ranks)]
+    for op in ops.tolist():
+        rows[p.rank[op]].append(_cell(result, op))
+    return "\n".join(f"rank {rank} |{' '.join(row)}" for rank, row in enumerate(rows))
+
+
+def result_dict(result: Result) -> dict[str, Any]:
+    """Return the report as plain values; the keys name their units."""
+    b = result.breakdown
+    ranks = {
+        f"{category}_s": (b.of(category) / TICKS_PER_SECOND).tolist() for category in CATEGORIES
+    }
+    out: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+    if result.scenario is not None:
+        out["scenario"] = dataclasses.asdict(result.scenario)
+        out["summary"] = {**dataclasses.asdict(result.summary), "fits": result.summary.fits}
+        out["assumptions"] = assumptions(result.scenario)
+    else:
+        out["summary"] = {
+            "step_time_s": result.step_time_s,
+            "bubble_fraction": float(b.bubble_fraction.mean()),
+        }
+    out["notes"] = list(result.notes)
+    out["num_ops"] = len(result.program)
+    out["ranks"] = {
+        "bubble_fraction": b.bubble_fraction.tolist(),
+        "exposed_communication_s": (b.of(*COMMUNICATION) / TICKS_PER_SECOND).tolist(),
+        "peak_memory_bytes": result.peak_memory_bytes.tolist(),
+        **ranks,
+    }
+    return out
+
+
+def memory_text(result: Result, s: Scenario) -> str:
+    """Return what the memory of every stage's fullest rank is made of."""
+    from simulator.lower.memory import static_memory
+
+    stage = _stage_of_rank(result)
+    rows = [["stage", "parameters", "weights", "gradients", "optimizer", "activations", "peak"]]
+    for one, static in enumerate(static_memory(s)):
+        ranks = np.flatnonzero(stage == one)
+        activations = float(result.memory.peak[ranks].max())
+        rows.append([
+            str(one), f"{static.params:,}",
+            *(format_bytes(x) for x in (static.weights, static.gradients, static.optimizer,
+                                        activations, static.total + activations)),
+        ])  # fmt: skip
+    capacity = s.cluster.node.device.memory
+    verdict = "fits" if result.summary.fits else "DOES NOT FIT"
+    return (
+        f"{table(rows)}\n\n{format_bytes(capacity)} on each {s.cluster.node.device.name}: {verdict}"
+    )

@@ -1,0 +1,231 @@
+"""Pipeline schedules as data: for each pipeline rank, the list of actions it performs in order.
+
+An action is a stage, a kind and a microbatch, spelled as torch.distributed.pipelining spells them
+(``3F0``, ``1SEND_F2``). A schedule is one function over (stages, microbatches); the passes below
+take action lists and return new ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from simulator.errors import DescriptionError, ScheduleError, suggestion
+from simulator.program import ACTION_CODE, ACTIONS, NONE
+
+
+class Action(NamedTuple):
+    """One cell of a schedule."""
+
+    stage: int
+    kind: str
+    """A key of `ACTION_CODE`."""
+    microbatch: int = NONE
+    """NONE for what concerns all microbatches: REDUCE_GRAD and OPT."""
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{'' if self.microbatch == NONE else self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """Return the action that prints as `text`.
+
+        Raises:
+            ScheduleError: when no action does.
+        """
+        match = _ACTION.fullmatch(text.strip())
+        if match is None:
+            raise ScheduleError(f"{text!r} is not an action; write for example 3F0 or 1SEND_F2")
+        return cls(int(match[1]), match[2], int(match[3]) if match[3] else NONE)
+
+
+_ACTION = re.compile(rf"(\d+)({'|'.join(sorted(ACTIONS, key=len, reverse=True))})(\d*)")
+
+Actions: TypeAlias = tuple[tuple[Action, ...], ...]
+"""Action lists by pipeline rank."""
+
+
+def naive(stages: int, microbatches: int) -> Actions:
+    """Layer-wise model parallelism: one microbatch in flight, so one stage works at a time.
+
+    Bubble fraction (p-1)/p, 1 microbatch kept.
+    """
+    return tuple(
+        tuple(Action(stage, kind, m) for m in range(microbatches) for kind in ("F", "B"))
+        for stage in range(stages)
+    )
+
+
+def gpipe(stages: int, microbatches: int) -> Actions:
+    """All forwards, then all backwards (Huang et al., 2019, arXiv 1811.06965).
+
+    Bubble fraction (p-1)/(m+p-1); m microbatches kept.
+    """
+    return tuple(
+        tuple(Action(stage, kind, m) for kind in ("F", "B") for m in range(microbatches))
+        for stage in range(stages)
+    )
+
+
+def one_f_one_b(stages: int, microbatches: int) -> Actions:
+    """Alternate forward and backward after a warm-up (PipeDream-Flush, arXiv 2006.09503).
+
+    Bubble fraction (p-1)/(m+p-1) as GPipe; stage i keeps min(p-i, m) microbatches.
+    """
+
+    def one(stage: int) -> tuple[Action, ...]:
+        warmup = min(stages - stage, microbatches)
+        actions = [Action(stage, "F", m) for m in range(warmup)]
+        for m in range(microbatches):
+            actions.append(Action(stage, "B", m))
+            if warmup + m < microbatches:
+                actions.append(Action(stage, "F", warmup + m))
+        return tuple(actions)
+
+    return tuple(one(stage) for stage in range(stages))
+
+
+Schedule: TypeAlias = Callable[[int, int], Actions]
+
+SCHEDULES: dict[str, Schedule] = {"naive": naive, "GPipe": gpipe, "1F1B": one_f_one_b}
+"""Schedules by name, as torch.distributed.pipelining names them; add a function to add one."""
+
+
+def schedule_name(name: str) -> str:
+    """Return the registered spelling of a schedule's name, whatever its case.
+
+    Raises:
+        DescriptionError: when there is none.
+    """
+    by_lower = {known.lower(): known for known in SCHEDULES}
+    if name.lower() not in by_lower:
+        raise DescriptionError(
+            f"schedule {name!r} is not one of {', '.join(SCHEDULES)}{suggestion(name, SCHEDULES)}"
+        )
+    return by_lower[name.lower()]
+
+
+@lru_cache(maxsize=64)
+def actions_of(name: str, stages: int, microbatches: int) -> Actions:
+    """Return the checked action lists of a registered schedule, without communication."""
+    actions = SCHEDULES[schedule_name(name)](stages, microbatches)
+    check_actions(actions)
+    return actions
+
+
+def check_actions(actions: Actions) -> None:
+    """Check that every microbatch passes every stage once, forward before backward.
+
+    Raises:
+        ScheduleError: with the grid and the offending cell marked.
+    """
+    home: dict[int, int] = {}
+    seen: set[Action] = set()
+    for rank, row in enumerate(actions):
+        for position, action in enumerate(row):
+            complaint = _complaint(action, rank, home, seen)
+            if complaint:
+                raise ScheduleError(f"{complaint}\n{grid(actions, (rank, position))}")
+            seen.add(action)
+            home[action.stage] = rank
+    _check_complete(actions, home, seen)
+
+
+def _complaint(action: Action, rank: int, home: dict[int, int], seen: set[Action]) -> str | None:
+    stage, kind, microbatch = action
+    if kind not in ACTION_CODE:
+        return f"{kind!r} is not an action kind, on rank {rank}"
+    if action in seen:
+        return f"{action} on rank {rank} is done twice"
+    if home.get(stage, rank) != rank:
+        return f"stage {stage} is on rank {home[stage]} and on rank {rank}"
+    if kind in ("B", "I") and Action(stage, "F", microbatch) not in seen:
+        return f"{action} on rank {rank} comes before its forward {stage}F{microbatch}"
+    if kind == "W" and Action(stage, "I", microbatch) not in seen:
+        return f"{action} on rank {rank} comes before {stage}I{microbatch}"
+    return None
+
+
+def _check_complete(actions: Actions, home: dict[int, int], seen: set[Action]) -> None:
+    stages = max(home, default=-1) + 1
+    microbatches = max((a.microbatch for a in seen), default=-1) + 1
+    for stage in range(stages):
+        for m in range(microbatches):
+            forward = Action(stage, "F", m) in seen
+            whole = Action(stage, "B", m) in seen
+            split = Action(stage, "I", m) in seen and Action(stage, "W", m) in seen
+            if not forward or whole == split:
+                missing = f"{stage}F{m}" if not forward else f"{stage}B{m} (or both I and W)"
+                raise ScheduleError(f"{missing} is missing\n{grid(actions)}")
+
+
+def add_send_recv(actions: Actions) -> Actions:
+    """Return action lists with a send after each producer and a receive before each consumer.
+
+    Stages on the same rank hand over without a message.
+    """
+    home = {action.stage: rank for rank, row in enumerate(actions) for action in row}
+    last = max(home, default=0)
+    rows = []
+    for rank, row in enumerate(actions):
+        out: list[Action] = []
+        for action in row:
+            stage, kind, m = action
+            if kind == "F" and stage > 0 and home[stage - 1] != rank:
+                out.append(Action(stage, "RECV_F", m))
+            if kind in ("B", "I") and stage < last and home[stage + 1] != rank:
+                out.append(Action(stage, "RECV_B", m))
+            out.append(action)
+            if kind == "F" and stage < last and home[stage + 1] != rank:
+                out.append(Action(stage, "SEND_F", m))
+            if kind in ("B", "I") and stage > 0 and home[stage - 1] != rank:
+                out.append(Action(stage, "SEND_B", m))
+        rows.append(tuple(out))
+    return tuple(rows)
+
+
+def add_reduce_grad(actions: Actions) -> Actions:
+    """Return action lists with a REDUCE_GRAD after the last backward of each stage."""
+    return _after_last_backward(actions, "REDUCE_GRAD")
+
+
+def add_optimizer(actions: Actions) -> Actions:
+    """Return action lists with the optimizer steps of a rank's stages at its end."""
+    return tuple(
+        (*row, *(Action(stage, "OPT") for stage in sorted({a.stage for a in row})))
+        for row in actions
+    )
+
+
+def _after_last_backward(actions: Actions, kind: str) -> Actions:
+    rows = []
+    for row in actions:
+        last = {a.stage: i for i, a in enumerate(row) if a.kind in ("B", "W")}
+        at = {i: stage for stage, i in last.items()}
+        rows.append(tuple(
+            out
+            for i, action in enumerate(row)
+            for out in ((action, Action(at[i], kind)) if i in at else (action,))
+        ))  # fmt: skip
+    return tuple(rows)
+
+
+def grid(actions: Sequence[Sequence[Action]], error: tuple[int, int] | None = None) -> str:
+    """Return action lists as text, a row a rank; `error` is the (rank, position) to point at."""
+    width = max((len(str(a)) for row in actions for a in row), default=1)
+    lines = []
+    for rank, row in enumerate(actions):
+        cells = [
+            f"{action!s:<{width}}" + (" <-- ERROR HERE" if (rank, i) == error else "")
+            for i, action in enumerate(row)
+        ]
+        lines.append(f"rank {rank}: {' '.join(cells)}".rstrip())
+    return "\n".join(lines)
+
+
+def parse_grid(text: str) -> Actions:
+    """Return the action lists that `grid` printed."""
+    rows = [line.partition(":")[2].split() for line in text.splitlines() if line.strip()]
+    return tuple(tuple(Action.parse(cell) for cell in row) for row in rows)

@@ -1,0 +1,214 @@
+"""The command line as a user meets it: codes, streams, and nothing half-written."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulator import cli
+from simulator.describe import catalog
+
+GOOD = (catalog.root() / "workloads/gpt2-xl-1f1b.toml").read_text(encoding="utf-8")
+SMALL = ("--set", "run.global_batch_size=8", "--set", "model.num_hidden_layers=4")
+
+
+@pytest.fixture
+def trainsim(capsys, monkeypatch, tmp_path):
+    """Run a command in an empty folder; return its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["trainsim", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    return run
+
+
+def test_a_run_prints_its_report(trainsim):
+    code, out, err = trainsim("run", "gpt2-xl-1f1b", *SMALL)
+    assert (code, err) == (0, "")
+    for word in ("step", "MFU", "bubble", "exposed", "memory", "bottleneck", "assumed"):
+        assert word in out
+
+
+def test_json_goes_to_stdout_alone(trainsim):
+    code, out, _ = trainsim("run", "gpt2-xl-1f1b", *SMALL, "--json", "-")
+    document = json.loads(out)
+    assert code == 0
+    assert document["schema_version"] == 1
+    assert len(document["ranks"]["bubble_fraction"]) == 4
+
+
+def test_the_same_input_gives_the_same_bytes(trainsim):
+    arguments = ("run", "gpt2-xl-1f1b", *SMALL, "--json", "-")
+    assert trainsim(*arguments) == trainsim(*arguments)
+
+
+def test_all_outputs_are_written(trainsim, tmp_path):
+    code, _, _ = trainsim(
+        "run", "gpt2-xl-1f1b", *SMALL, "--json", "r.json", "--trace", "t.json",
+        "--plot", "p.png", "--plot", "memory=m.svg", "--plot", "breakdown=b.pdf",
+    )  # fmt: skip
+    assert code == 0
+    names = {"r.json", "t.json", "p.png", "m.svg", "b.pdf"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_a_plan_that_does_not_fit_ends_with_3_and_its_report(trainsim):
+    code, out, _ = trainsim("run", "gpt2-xl-1gpu", "--set", "plan.microbatch_size=64")
+    assert code == 3
+    assert "DOES NOT FIT" in out
+    assert "memory capacity" in out
+
+
+@pytest.mark.parametrize("what", ["memory", "topology", "program"])
+def test_show_answers_for_a_scenario(trainsim, what):
+    code, out, _ = trainsim("show", what, "gpt2-xl-1f1b", *SMALL)
+    assert code == 0
+    assert len(out.splitlines()) > 4
+
+
+def test_show_schedule_prints_the_grid_and_both_bubbles(trainsim):
+    code, out, _ = trainsim("show", "schedule", "gpipe", "--stages", "2", "--microbatches", "2")
+    # F0 F1 on rank 0, then two backwards of 2 s on rank 1 first: T = (2 + 2 - 1) x 3 = 9
+    assert code == 0
+    assert out.splitlines() == [
+        "rank 0 |F0 F1 .  .  .  B0=== B1===",
+        "rank 1 |.  F0 F1 B0=== B1=== .  .",
+        "",
+        "step 9 s; bubble 0.3333 of the step, 0.5000 of the work",
+        "activations in flight by rank: 2 2",
+    ]
+
+
+def test_fewer_microbatches_than_stages_are_warned_of(trainsim):
+    _, out, _ = trainsim("show", "schedule", "1F1B", "--stages", "6", "--microbatches", "3")
+    assert "step 24 s; bubble 0.6250" in out
+    assert "(M<P): bubble 62.5%; use M>=24 for <=17.2%" in out
+
+
+def test_show_schedule_lists_the_names(trainsim):
+    _, out, _ = trainsim("show", "schedule")
+    assert [line.split()[0] for line in out.splitlines()] == ["naive", "GPipe", "1F1B"]
+
+
+def test_show_catalog_lists_every_folder(trainsim):
+    _, out, _ = trainsim("show", "catalog")
+    assert "models: gpt2, gpt2-xl, llama-3-405b, llama-3-70b, llama-3-8b" in out
+
+
+def test_check_counts_ranks_and_ops(trainsim):
+    code, out, _ = trainsim("check", "gpt2-xl-1f1b")
+    assert code == 0
+    assert "ok, 4 ranks" in out
+
+
+def broken(text="", **files):
+    return {"bad.toml": text, **files}
+
+
+BAD_INPUTS = {
+    "truncated toml": (broken(GOOD[:60] + "[plan"), (), "bad.toml: is not valid TOML"),
+    "truncated json": (
+        broken(GOOD.replace('"gpt2-xl"', '"./m.json"'), **{"m.json": '{"model_type": "gpt2", '}),
+        (),
+        "m.json: is not valid JSON",
+    ),
+    "json that is no object": (
+        broken(GOOD.replace('"gpt2-xl"', '"./m.json"'), **{"m.json": "[1, 2]"}),
+        (),
+        "the top level is not an object",
+    ),
+    "empty file": (broken(""), (), "key 'model' is missing"),
+    "not a text": ({"bad.toml": b"\xff\xfe\x00"}, (), "is not a UTF-8 text"),
+    "no such file": ({}, (), "no file 'bad.toml'"),
+    "a folder": ({"bad.toml/x": ""}, (), "no file 'bad.toml'"),
+    "wrong suffix": ({"bad.yaml": "a: 1"}, ("./bad.yaml",), "a file must end in .toml or .json"),
+    "unknown name": ({}, ("gpt2-xl-1f2b",), "did you mean 'gpt2-xl-1f1b'"),
+    "negative bandwidth": (
+        broken(GOOD), ("--set", "cluster.node.link.bandwidth=-3 GB/s"), "must be above 0"),
+    "unit missing": (broken(GOOD), ("--set", "cluster.node.nic.bandwidth=200"), "has no unit"),
+    "unit unknown": (
+        broken(GOOD), ("--set", "cluster.node.nic.bandwidth=200 Gbps"), "unknown unit 'Gbps'"),
+    "tp 3 on 25 heads": (broken(GOOD), ("--set", "plan.tp=3"), "num_attention_heads 25"),
+    "0 microbatches": (broken(GOOD), ("--set", "run.global_batch_size=1"), "is not a multiple of"),
+    "batch 0": (broken(GOOD), ("--set", "run.global_batch_size=0"), "0 must be at least 1"),
+    "unknown schedule": (broken(GOOD), ("--set", "plan.schedule=2F2B"), "is not one of naive"),
+    "unknown key": (broken(GOOD), ("--set", "plan.ppp=4"), "did you mean 'pp'?"),
+    "world size": (broken(GOOD), ("--set", "plan.dp=3"), "= 12 ranks, but the cluster has"),
+    "override without value": (broken(GOOD), ("--set", "plan.pp"), "write KEY=VALUE"),
+    "a text for a number": (broken(GOOD), ("--set", "plan.pp=four"), "'four' is not a whole number"),
+    "infinity": (broken(GOOD), ("--set", "cluster.node.link.efficiency=inf"), "must be at most 1"),
+    "not a number": (broken(GOOD), ("--set", "cluster.node.link.efficiency=nan"), "must be"),
+    "absent folder": (broken(GOOD), ("--json", "none/r.json"), "there is no folder 'none'"),
+    "absent trace folder": (broken(GOOD), ("--trace", "none/t.json"), "there is no folder 'none'"),
+    "output is a folder": (broken(GOOD), ("--json", "."), "it is a folder"),
+    "unknown figure": (broken(GOOD), ("--plot", "pie=p.png"), "no figure 'pie'"),
+    "unknown picture": (broken(GOOD), ("--plot", "p.xyz"), "p.xyz"),
+    "unknown trace": (broken(GOOD), ("--trace", "t.xyz"), "t.xyz"),
+    "absent node": (broken(GOOD.replace("dgx-a100", "dgx-b300")), (), "catalogue of nodes"),
+    "more stages than layers": (
+        broken(GOOD), ("--set", "plan.pp=49", "--set", "cluster.num_nodes=49", "--set",
+        "cluster.devices_per_node=1"), "is more than the 48 layers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_INPUTS)
+def test_bad_input_gives_one_sentence_and_2_and_no_file(trainsim, tmp_path, case):
+    files, arguments, sentence = BAD_INPUTS[case]
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = sorted(tmp_path.rglob("*"))
+    named = arguments and not arguments[0].startswith("--")
+    code, out, err = trainsim("run", *(arguments if named else ("bad.toml", *arguments)))
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert "Traceback" not in err
+    assert all(line.startswith("trainsim: ") for line in err.splitlines())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--stages", "0"), ("--microbatches", "-1"), ("--forward", "-1"), ("--latency", "nan")],
+)
+def test_a_schedule_out_of_range_is_refused(trainsim, arguments):
+    code, _, err = trainsim("show", "schedule", "1F1B", *arguments)
+    assert code == 2
+    assert "must be at least" in err
+
+
+def test_an_unknown_option_is_a_usage_error(trainsim):
+    code, _, err = trainsim("run", "gpt2-xl-1f1b", "--plott", "p.png")
+    assert code == 2
+    assert "--plot" in err
+
+
+def process(*arguments, **options):
+    command = [sys.executable, "-m", "simulator", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_python_m_simulator_is_the_same_command():
+    assert "Usage: " in process("--help").stdout
+
+
+def test_a_closed_pipe_ends_quietly():
+    command = f"{sys.executable} -m simulator show program gpt2-xl-1f1b | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_an_unwritable_folder_is_refused(tmp_path):
+    done = process("run", "gpt2-xl-1f1b", "--json", "/proc/r.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "cannot write" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert Path("/proc/r.json").exists() is False

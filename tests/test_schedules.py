@@ -1,0 +1,281 @@
+"""Action lists: against torch's own, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import simulator as sim
+from simulator.errors import DeadlockError, DescriptionError, ProgramError, ScheduleError
+from simulator.schedules import (
+    Action,
+    actions_of,
+    add_optimizer,
+    add_reduce_grad,
+    add_send_recv,
+    check_actions,
+    grid,
+    parse_grid,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+TORCH = {"GPipe": "torch_gpipe.txt", "1F1B": "torch_1f1b.txt"}
+
+
+def recorded(name: str) -> dict[tuple[int, int], list[list[str]]]:
+    """Read the recorded lists by (stages, microbatches)."""
+    out: dict[tuple[int, int], list[list[str]]] = {}
+    rows: list[list[str]] = []
+    for line in (GOLDEN / TORCH[name]).read_text().splitlines():
+        if line.startswith("p="):
+            p, m = (int(part[2:]) for part in line.split())
+            rows = out[p, m] = []
+        elif line.startswith("rank"):
+            rows.append(line.partition(":")[2].split())
+    return out
+
+
+def renumbered(row: list[str]) -> list[str]:
+    """Number forwards from zero."""
+    return [
+        str(a._replace(microbatch=a.microbatch - 1)) if a.kind == "F" else str(a)
+        for a in map(Action.parse, row)
+    ]
+
+
+def ours(name: str, stages: int, microbatches: int) -> list[list[str]]:
+    rows = add_reduce_grad(actions_of(name, stages, microbatches))
+    return [[str(a) for a in row] for row in rows]
+
+
+def lists(*rows: str) -> tuple[tuple[Action, ...], ...]:
+    return tuple(tuple(map(Action.parse, row.split())) for row in rows)
+
+
+# 8 stage counts x 9 microbatch counts; torch's 1F1B needs m >= p, which leaves 9+8+7+6+5+4+4+3 = 46
+# (of m in 1, 2, 3, 4, 5, 7, 8, 12, 16: p=6 and p=7 both leave 7, 8, 12, 16).
+@pytest.mark.parametrize(("name", "sizes"), [("GPipe", 72), ("1F1B", 46)])
+def test_the_recording_of_torch_covers_the_grid(name: str, sizes: int) -> None:
+    assert len(recorded(name)) == sizes
+
+
+def test_gpipe_lists_equal_those_recorded_from_torch() -> None:
+    for (p, m), rows in recorded("GPipe").items():
+        assert ours("GPipe", p, m) == rows, (p, m)
+
+
+# torch 2.13 numbers the forwards of the last stage 1..m (its counter starts at 0 and is raised
+# before the first use when there is no warm-up); every other stage counts 0..m-1.
+def test_1f1b_lists_equal_those_recorded_from_torch_but_for_its_numbering_of_the_last_stage() -> None:
+    for (p, m), rows in recorded("1F1B").items():
+        assert ours("1F1B", p, m) == [*rows[:-1], renumbered(rows[-1])], (p, m)
+
+
+def test_torch_really_numbers_the_last_stage_of_1f1b_from_one() -> None:
+    for (p, m), rows in recorded("1F1B").items():
+        forwards = [cell for cell in rows[-1] if "F" in cell]
+        assert forwards == [f"{p - 1}F{i}" for i in range(1, m + 1)]
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (3, 5), (4, 4), (6, 11)])
+def test_lists_equal_those_of_the_installed_torch(
+    name: str, stages: int, microbatches: int
+) -> None:
+    pytest.importorskip("torch")
+    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+    theirs = [
+        [str(a) for a in row if a is not None]
+        for row in get_schedule_ops(name, stages, microbatches)
+    ]
+    if name == "1F1B" and f"{stages - 1}F{microbatches}" in theirs[-1]:
+        theirs[-1] = renumbered(theirs[-1])
+    assert ours(name, stages, microbatches) == theirs
+
+
+# A stage of 1F1B with fewer microbatches than warm-up slots simply runs out of forwards.
+def test_1f1b_with_fewer_microbatches_than_stages_is_all_forwards_then_all_backwards() -> None:
+    assert actions_of("1F1B", 5, 2)[0] == lists("0F0 0F1 0B0 0B1")[0]
+
+
+def test_naive_finishes_a_microbatch_before_it_starts_the_next() -> None:
+    assert actions_of("naive", 2, 2) == lists("0F0 0B0 0F1 0B1", "1F0 1B0 1F1 1B1")
+
+
+def test_schedule_names_ignore_case() -> None:
+    assert actions_of("gpipe", 3, 2) == actions_of("GPipe", 3, 2)
+
+
+def test_an_unknown_schedule_lists_the_known_ones_and_suggests_the_nearest() -> None:
+    with pytest.raises(DescriptionError, match=r"naive, GPipe, 1F1B.*did you mean 'GPipe'"):
+        actions_of("gpip", 2, 2)
+
+
+@pytest.mark.parametrize(
+    "text", ["3F0", "0B12", "1I2", "1W2", "4SEND_F3", "4RECV_B0", "2REDUCE_GRAD", "0OPT"]
+)
+def test_an_action_prints_as_it_parses(text: str) -> None:
+    assert str(Action.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "F0", "3X0", "3F0 1B0", "-1F0", "3f0", "3F-1"])
+def test_a_text_that_is_no_action_is_an_error(text: str) -> None:
+    with pytest.raises(ScheduleError, match="is not an action"):
+        Action.parse(text)
+
+
+@pytest.mark.parametrize("name", ["naive", "GPipe", "1F1B"])
+def test_a_grid_parses_back(name: str) -> None:
+    full = add_optimizer(add_reduce_grad(add_send_recv(actions_of(name, 3, 4))))
+    assert parse_grid(grid(full)) == full
+
+
+def test_sends_follow_producers_and_receives_precede_consumers() -> None:
+    assert add_send_recv(actions_of("1F1B", 3, 1)) == lists(
+        "0F0 0SEND_F0 0RECV_B0 0B0",
+        "1RECV_F0 1F0 1SEND_F0 1RECV_B0 1B0 1SEND_B0",
+        "2RECV_F0 2F0 2B0 2SEND_B0",
+    )
+
+
+def test_stages_of_one_rank_hand_over_without_a_message() -> None:
+    one_rank = lists("0F0 1F0 1B0 0B0")
+    assert add_send_recv(one_rank) == one_rank
+
+
+# F and B of stages 0 and 1 one after the other: 1 + 1 + 2 + 2.
+def test_two_stages_of_one_rank_run_in_its_order() -> None:
+    assert sim.simulate_schedule(lists("0F0 1F0 1B0 0B0")).step_time_s == 6.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (("0F0 0B0", "1F0 1B0 1B0"), "1B0 on rank 1 is done twice"),
+        (("0F0 0F0 0B0", "1F0 1B0"), "0F0 on rank 0 is done twice"),
+        (("0F0 0B0", "1B0 1F0"), "1B0 on rank 1 comes before its forward 1F0"),
+        (("0F0 0B0", "1B0"), "1B0 on rank 1 comes before its forward 1F0"),
+        (("0F0 0B0", "1F0 1B0 0F1"), "stage 0 is on rank 0 and on rank 1"),
+        (("0F0 0W0", "1F0 1B0"), "0W0 on rank 0 comes before 0I0"),
+    ],
+)
+def test_a_wrong_cell_is_named_and_marked_in_the_grid(rows: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(ScheduleError) as error:
+        check_actions(lists(*rows))
+    first, *shown = str(error.value).splitlines()
+    assert first == sentence
+    assert len(shown) == len(rows)
+    wrong = sentence.split()[0] if sentence[0].isdigit() else "0F1"
+    assert f"{wrong} <-- ERROR HERE" in " ".join(" ".join(shown).split())
+
+
+@pytest.mark.parametrize(
+    ("rows", "missing"),
+    [
+        (("0F0 0B0 0F1 0B1", "1F0 1B0"), "1F1 is missing"),
+        (("0F0 0B0", "1F0"), "1B0"),
+        (("0F0 0B0", "2F0 2B0"), "1F0 is missing"),
+        (("0F0 0I0",), "0B0"),
+    ],
+)
+def test_a_missing_cell_is_named_with_the_grid(rows: tuple[str, ...], missing: str) -> None:
+    with pytest.raises(ScheduleError) as error:
+        check_actions(lists(*rows))
+    first, *shown = str(error.value).splitlines()
+    assert first.startswith(missing)
+    assert len(shown) == len(rows)
+
+
+def test_a_forward_without_receive_names_it_and_its_rank() -> None:
+    rows = lists("0F0 0SEND_F0 0RECV_B0 0B0", "1F0 1B0 1SEND_B0")
+    with pytest.raises(ScheduleError, match="1F0 on rank 1 has no RECV_F"):
+        sim.simulate_schedule(rows)
+
+
+def test_a_backward_without_receive_names_it_and_its_rank() -> None:
+    rows = lists("0F0 0SEND_F0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0")
+    with pytest.raises(ScheduleError, match="0B0 on rank 0 has no RECV_B"):
+        sim.simulate_schedule(rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "alone"),
+    [
+        (("0F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"), "1RECV_F0"),
+        (("0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0"), "0RECV_B0"),
+    ],
+)
+def test_a_receive_without_send_names_it_and_both_ranks(rows: tuple[str, ...], alone: str) -> None:
+    with pytest.raises(ProgramError, match=alone) as error:
+        sim.simulate_schedule(lists(*rows))
+    assert "0" in str(error.value)
+    assert "1" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "row", ["0RECV_F0 0F0 0B0", "0F0 0SEND_F0 0B0", "0F0 0B0 0SEND_B0", "0F0 0RECV_B0 0B0"]
+)
+def test_a_message_over_the_edge_of_the_pipeline_is_an_error(row: str) -> None:
+    with pytest.raises(ProgramError):
+        sim.simulate_schedule(lists(row))
+
+
+def test_a_send_of_what_was_never_computed_is_an_error() -> None:
+    rows = lists("0F0 0SEND_F0 0SEND_F1 0RECV_B0 0B0", "1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0")
+    with pytest.raises(ProgramError):
+        sim.simulate_schedule(rows)
+
+
+@pytest.mark.parametrize("rows", [(), ((),)])
+def test_an_empty_schedule_is_a_schedule_error(rows: tuple[tuple[Action, ...], ...]) -> None:
+    with pytest.raises(ScheduleError):
+        sim.simulate_schedule(rows)
+
+
+def swapped(row: tuple[Action, ...], one: str, other: str) -> tuple[Action, ...]:
+    names = {one: other, other: one}
+    return tuple(Action.parse(names.get(str(a), str(a))) for a in row)
+
+
+# Messages between two ranks in one direction are matched in order, as NCCL matches them. Rank 0
+# sends microbatch 0 then 1; rank 1 waits for 1 first, so each waits for the other for ever.
+@pytest.mark.parametrize(
+    ("rank", "one", "other"),
+    [
+        (1, "1RECV_F0", "1RECV_F1"),
+        (0, "0SEND_F0", "0SEND_F1"),
+        (0, "0RECV_B0", "0RECV_B1"),
+        (1, "1SEND_B0", "1SEND_B1"),
+    ],
+)
+def test_messages_in_different_order_on_their_two_ends_are_a_deadlock_that_is_explained(
+    rank: int, one: str, other: str
+) -> None:
+    rows = list(add_send_recv(actions_of("GPipe", 2, 2)))
+    rows[rank] = swapped(rows[rank], one, other)
+    with pytest.raises(DeadlockError) as error:
+        sim.simulate_schedule(tuple(rows))
+    head, *cycle = str(error.value).splitlines()
+    assert "ranks [0, 1]" in head
+    assert f"{len(cycle)} ops wait in a cycle" in head
+    blamed = " ".join(cycle)
+    assert one in blamed or other in blamed
+    # each line's waiter is what the line before waits for, and the last waits for the first
+    waiters = [line.split(")")[0].split("(op ")[1] for line in cycle]
+    blockers = [line.rsplit("(op ", 1)[1].rstrip(")") for line in cycle]
+    assert blockers == [*waiters[1:], waiters[0]]
+
+
+# Rank 1 wants to do the backward of microbatch 1 before its forward of 0, which rank 0 sends only
+# after it has received that backward.
+def test_ranks_that_wait_for_each_others_results_are_a_deadlock() -> None:
+    rows = lists("0F1 0B1 0F0 0B0", "1F0 1F1 1B1 1B0")
+    with pytest.raises(DeadlockError, match=r"ranks \[0, 1\]"):
+        sim.simulate_schedule(rows)
+
+
+def test_a_rank_whose_own_order_is_impossible_is_a_deadlock() -> None:
+    with pytest.raises(DeadlockError, match="1F0"):
+        sim.simulate_schedule(lists("1F0 0F0 1B0 0B0"))
