@@ -101,6 +101,18 @@ FORMATS: dict[str, dict[str, Any]] = {
 """Files that figures are saved as, with the metadata that would differ from run to run."""
 
 
+LEGEND: dict[str, Any] = {
+    "loc": "lower left",
+    "frameon": False,
+    "fontsize": 9,
+    "borderpad": 0,
+    "borderaxespad": 0,
+    "handlelength": 1.6,
+    "handletextpad": 0.5,
+    "columnspacing": 1.2,
+    "labelspacing": 0.4,
+}
+
 MAX_ROWS = 32
 """Rows that a figure shows at most."""
 
@@ -160,6 +172,13 @@ def swatch(name: str, *, hatched: bool = True) -> Patch:
     return Patch(facecolor=COLOURS[name], edgecolor=FAINT, linewidth=0.4, label=name)
 
 
+def plate(name: str) -> dict[str, Any]:
+    """Return the look of a value in a named area, on a plate that keeps the hatch out of it."""
+    box = {"boxstyle": "square,pad=0.12", "facecolor": COLOURS[name], "edgecolor": "none"}
+    place = {"ha": "center", "va": "center_baseline"}
+    return {"size": 8, "color": ink_on(COLOURS[name]), "bbox": box, **place}
+
+
 @lru_cache(maxsize=4096)
 def text_width(text: str, size: float) -> float:
     """Return the width of a text in points."""
@@ -212,8 +231,11 @@ def sheet(
     left = 0.3 + max(text_width(label, 9) for label in labels) / 72
     columns = _columns([str(h.get_label()) for h in handles], 72 * room)
     rows = -(-len(handles) // columns)
-    lines = [line for text in titles[1:] for line in wrapped(text, 72 * (room + right - 0.1))]
-    top, bottom, gap = 0.44 + 0.165 * len(lines), 0.58 + 0.19 * rows, 0.42
+    space = 72 * (room + right - 0.1)
+    head = wrapped(titles[0], space * 9 / 12.5)  # it is larger and bold
+    lines = [line for text in titles[1:] for line in wrapped(text, space)]
+    top = 0.24 + 0.2 * len(head) + 0.165 * len(lines)
+    bottom, gap = 0.58 + 0.19 * rows, 0.42
     width = left + room + right
     height = top + sum(heights) + gap * (len(heights) - 1) + bottom
     figure, axes, y = Figure(figsize=(width, height)), [], height - top
@@ -221,22 +243,19 @@ def sheet(
         box = (left / width, (y - tall) / height, room / width, tall / height)
         axes.append(figure.add_axes(box))
         y -= tall + gap
-    x = left / width
-    figure.text(x, 1 - 0.1 / height, titles[0], size=11, weight="bold", va="top")
-    figure.text(x, 1 - 0.32 / height, "\n".join(lines), size=9, color=FAINT, va="top")
-    figure.legend(
-        # Legends are filled by column; this order makes them read by row.
-        handles=[handles[i] for c in range(columns) for i in range(c, len(handles), columns)],
-        loc="lower left", bbox_to_anchor=(x, 0.07 / height), ncols=columns, frameon=False,
-        fontsize=9, borderpad=0, borderaxespad=0, handlelength=1.6, handletextpad=0.5,
-        columnspacing=1.2, labelspacing=0.4,
-    )  # fmt: skip
+    x, lower = left / width, 0.12 + 0.2 * len(head)
+    figure.text(x, 1 - 0.1 / height, "\n".join(head), size=11, weight="bold", va="top")
+    figure.text(x, 1 - lower / height, "\n".join(lines), size=9, color=FAINT, va="top")
+    # Legends are filled by column; this order makes them read by row.
+    by_row = [handles[i] for c in range(columns) for i in range(c, len(handles), columns)]
+    figure.legend(handles=by_row, ncols=columns, bbox_to_anchor=(x, 0.07 / height), **LEGEND)
     return figure, axes
 
 
 def _columns(labels: Sequence[str], points: float) -> int:
     """Return the columns of a legend that is no wider than some points, its rows about equal."""
-    entry = [text_width(label, 9) + 9 * (1.6 + 0.5 + 1.2) for label in labels]
+    around = 9 * (LEGEND["handlelength"] + LEGEND["handletextpad"] + LEGEND["columnspacing"])
+    entry = [text_width(label, 9) + around for label in labels]
     if sum(entry) <= points:
         return len(labels)
     most = max(1, int(points / max(entry)))

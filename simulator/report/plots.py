@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -21,13 +20,11 @@ from simulator.lower.mesh import Mesh
 from simulator.program import ACTIONS, NONE, Int64
 from simulator.report import palette
 from simulator.report.breakdown import CATEGORIES, COMMUNICATION, stream_category
-from simulator.report.palette import COLOURS, INK, Lane, Spans, text_width
+from simulator.report.palette import COLOURS, INK, Float64, Lane, Spans, text_width
 from simulator.units import UNITS
 
 if TYPE_CHECKING:
     from simulator.report.result import Result
-
-Float64 = npt.NDArray[np.float64]
 
 MAX_EVERY_RANK = 16
 """Ranks that a pipeline shows all of."""
@@ -123,8 +120,8 @@ def pipeline_rows(result: Result, ranks: Sequence[int] | None = None) -> tuple[I
     count = result.program.num_ranks
     every = np.arange(count)
     if ranks is not None:
-        if not ranks or not set(ranks) <= set(every.tolist()):
-            raise DescriptionError(f"ranks {list(ranks)} must be some of 0 to {count - 1}")
+        if not 0 < len(ranks) == len(set(ranks).intersection(range(count))):
+            raise DescriptionError(f"ranks {list(ranks)} must be some of 0 to {count - 1}, once")
         return np.array(ranks, np.int64), f"{len(ranks)} of {count} ranks"
     if count <= MAX_EVERY_RANK:
         return every, ""
@@ -174,12 +171,8 @@ def flow_spans(result: Result, ranks: Int64, category: str, begin: int, end: int
 
 
 def _draw_rows(
-    ax: Axes,
-    cells: Cells,
-    flows: dict[str, Spans],
-    scale: tuple[int, float],
-    labels: Sequence[str],
-) -> None:
+    ax: Axes, cells: Cells, flows: dict[str, Spans], scale: tuple[int, float], labels: Sequence[str],
+) -> None:  # fmt: skip
     """Draw the compute lane of every row, and a thin lane below it for each kind of flow."""
     thin = min(0.13, 0.28 / max(len(flows), 1))
     lane = Lane(0.06, 0.85 - thin * len(flows))
@@ -198,10 +191,7 @@ def _draw_cells(ax: Axes, cells: Cells, scale: tuple[int, float], lane: Lane) ->
     x, y = palette.points_per_unit(ax)
     width = (cells.end - cells.start) / scale[1] * x
     texts = ["opt" if m == NONE else str(m) for m in cells.microbatch.tolist()]
-    numbers = np.flatnonzero(cells.microbatch != NONE)
-    size = palette.cell_text_size(
-        [texts[i] for i in numbers], width[numbers], 0.75 * lane.height * y
-    )
+    size = palette.cell_text_size(texts, width, 0.75 * lane.height * y)
     fits = palette.cell_widths(texts, size) <= width
     middle = ((cells.start + cells.end) / 2 - scale[0]) / scale[1]
     chunks = _chunk(cells)
@@ -210,8 +200,8 @@ def _draw_cells(ax: Axes, cells: Cells, scale: tuple[int, float], lane: Lane) ->
         colour = palette.paler(COLOURS[_work_name(code)], 0.5 * (1 - 0.5**chunk))
         spans = Spans(cells.row[mine], cells.start[mine], cells.end[mine])
         line = np.clip(0.06 * width[mine], 0.0, 0.7)  # thin cells keep their colour
-        palette.boxes(ax, spans, scale, lane, _work_name(code),
-              facecolor=colour, edgecolor="white", linewidth=line)  # fmt: skip
+        look = {"facecolor": colour, "edgecolor": "white", "linewidth": line}
+        palette.boxes(ax, spans, scale, lane, _work_name(code), **look)
         for i in np.flatnonzero(mine & fits).tolist():
             ax.text(middle[i], cells.row[i] + lane.top + lane.height / 2, texts[i], size=size,
                     color=palette.ink_on(colour), ha="center", va="center_baseline")  # fmt: skip
@@ -263,15 +253,9 @@ def breakdown(result: Result, path: str | Path | None = None) -> Figure:
             for i, value in enumerate(piece.tolist()):
                 text = f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
                 if text_width(text, 8) + 8 <= value * points:
-                    ax.text(left[i] + value / 2, i + 0.5, text, size=8, color=palette.ink_on(COLOURS[name]),
-                            ha="center", va="center_baseline", bbox=_plate(name))  # fmt: skip
+                    ax.text(left[i] + value / 2, i + 0.5, text, **palette.plate(name))
             left += piece
     return palette.save(figure, path)
-
-
-def _plate(name: str) -> dict[str, Any]:
-    """Return the look of a box that keeps a hatch out of a text."""
-    return {"boxstyle": "square,pad=0.12", "facecolor": COLOURS[name], "edgecolor": "none"}
 
 
 def breakdown_bars(result: Result) -> tuple[Float64, list[str], str]:
@@ -341,10 +325,9 @@ def _draw_fullest(ax: Axes, result: Result, unit: float) -> None:
     room = result.scenario.cluster.node.device.memory / GB
     ax.axhline(room, color=COLOURS["capacity"], ls="--", lw=1.3, gid="capacity")
     ax.set(ylim=(0, 1.25 * max(room, result.peak_memory_bytes[rank] / GB)), ylabel="memory (GB)")
-    text = (
-        f"{palette.rank_label(result, rank)}, the fullest: {_peak(result, rank)} of {room:.0f} GB"
-    )
-    ax.text(0.01, 0.98, text, transform=ax.transAxes, va="top")
+    name, peak = palette.rank_label(result, rank), _peak(result, rank)
+    ax.text(0.01, 0.98, f"{name}, the fullest: {peak} of {room:.0f} GB", va="top",
+            transform=ax.transAxes)  # fmt: skip
 
 
 def _draw_each(ax: Axes, result: Result, ranks: list[int], unit: float) -> None:
@@ -382,9 +365,8 @@ def memory_parts(result: Result, rank: int) -> tuple[Int64, dict[str, Float64]]:
     ticks, held = ticks[lasting], held[lasting]
     parts = {}
     if result.scenario is not None:
-        stages = [
-            static_memory(result.scenario)[stage] for stage in palette.stages_of(result, rank)
-        ]
+        every = static_memory(result.scenario)
+        stages = [every[stage] for stage in palette.stages_of(result, rank)]
         for name in MEMORY_PARTS[:-1]:
             parts[name] = np.full(len(ticks), sum(float(getattr(s, name)) for s in stages))
     return ticks, parts | {"activations": held}

@@ -21,7 +21,7 @@ from simulator.errors import DescriptionError
 from simulator.files import write_whole
 from simulator.lower.mesh import Mesh
 from simulator.program import ACTION_CODE, ACTIONS, NONE, Flow, Int64, Program
-from simulator.report.breakdown import binding, stream_category
+from simulator.report.breakdown import binding, stream_category, work_category
 from simulator.timeline import Timeline
 from simulator.units import TICKS_PER_SECOND, parse_quantity
 
@@ -35,8 +35,6 @@ _GIGABYTE = parse_quantity("1 GB", "bytes")
 
 _ORDER = ("compute", "tp", "dp", "tied", "send", "recv")
 """Tracks of a rank from top to bottom, by the first word of their stream."""
-
-_WORK_CATEGORY = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
 
 _MESSAGES = {
     "SEND_F": "send F", "RECV_F": "recv F", "SEND_B": "send B", "RECV_B": "recv B",
@@ -193,7 +191,7 @@ def _labels(program: Program, ops: Int64) -> tuple[list[str], list[str]]:
         heads[h] if t == NONE else f"{heads[h]}{t}"
         for h, t in zip(head.tolist(), tail.tolist(), strict=True)
     ]
-    categories = [_WORK_CATEGORY.get(kind, "optimizer") for kind in ACTIONS]
+    categories = [work_category(kind) for kind in ACTIONS]
     categories += [_escape(stream_category(stream)) for stream in program.streams]
     categories.append("flow")  # without a stream: NONE is -1, the last one
     code = np.where(program.is_flow[ops], len(ACTIONS) + program.stream[ops], action)

@@ -1,0 +1,83 @@
+"""The door of numba: functions over arrays that are interpreted when small, compiled when large.
+
+numba's import and its compiled code load at the first large call. Compiled code is kept in a
+folder of the user's cache; a first compilation takes some seconds, and says so once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+LOGGER = logging.getLogger("simulator")
+
+SMALL = 20_000
+"""Elements below which interpreting is quicker than loading numba (0.2 to 0.8 s)."""
+
+
+class Kernel:
+    """A function over arrays with scalar loops, called as `kernel(size, *arguments)`.
+
+    `size` says how many elements the loops will visit; small calls run the plain Python.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __call__(self, size: int, *arguments: Any) -> Any:
+        if size < SMALL:
+            return self.function(*arguments)
+        return self.compiled(*arguments)
+
+    @property
+    def compiled(self) -> Callable[..., Any]:
+        """The compiled function."""
+        return _compiled(self.function)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    numba = prepared_numba()
+    compiled: Callable[..., Any] = numba.njit(cache=True)(function)
+    return compiled
+
+
+@cache
+def prepared_numba() -> Any:
+    """Return numba with a cache folder that can be written, after telling of a first compile."""
+    folder = _cache_folder()
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(folder))
+    import numba
+
+    mark = folder / f"compiled-{_fingerprint(numba.__version__)}"
+    if not mark.exists():
+        LOGGER.warning("compiling the engine for this machine, once; this takes some seconds")
+        mark.touch()
+    return numba
+
+
+def _cache_folder() -> Path:
+    """Return a folder for compiled code that can be written, the user's cache if possible."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for folder in (home / "trainsim" / "numba", Path(tempfile.gettempdir()) / "trainsim-numba"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return Path(tempfile.mkdtemp(prefix="trainsim-numba-"))
+
+
+def _fingerprint(version: str) -> str:
+    """Return what changes when compiled code must be made anew."""
+    here = Path(__file__).parent
+    stamp = [f"{path}{path.stat().st_mtime_ns}" for path in sorted(here.glob("*.py"))]
+    return hashlib.sha256(f"{version}{stamp}".encode()).hexdigest()[:16]
