@@ -76,9 +76,7 @@ def test_an_all_reduce_that_backward_covers_is_not_exposed(op: Any, pieces: Any)
 
 # Rank 0's B ends at 10, rank 1's at 30; the all-reduce moves 30-40, OPT 40-45. Rank 0 waits 10-30
 # for its partner, which is no communication, then 10 for the bytes.
-def test_waiting_for_a_slower_partner_is_bubble_and_not_communication(
-    op: Any, pieces: Any
-) -> None:
+def test_waiting_for_a_slower_partner_is_bubble_and_not_communication(op: Any, pieces: Any) -> None:
     ops = [
         op(0, 10, action="B"), op(0, 10, "dp", after=(0,), joint="ar"),
         op(0, 5, after=(1,), action="OPT"),
@@ -101,15 +99,15 @@ def buckets(op: Any, rank: int, first: int, lengths: list[int], backward: list[i
 
 
 # B 0-10 10-20; bucket 0 moves 10-40, bucket 1 waits for the stream and moves 40-50; OPT 50-55.
-# From 20 to 50 buckets move one after the other: all 30 exposed, though OPT waits for the last only.
+# From 20 to 50 buckets move one after the other: all 30 exposed; OPT waits for the last only.
 def test_a_chain_of_buckets_is_exposed_as_a_whole(op: Any, pieces: Any) -> None:
     ops = buckets(op, 0, 0, [30, 10], [10, 10])
     ops += buckets(op, 1, len(ops), [30, 10], [10, 10])
     assert pieces(ops) == [{"backward": 20, "optimizer": 5, "dp": 30}] * 2
 
 
-# Rank 1's second B lasts 50 (10-60). Bucket 0 moves 10-40, bucket 1 60-70. Rank 0 idles 20-70: 20 of
-# bucket 0, nothing 40-60, 10 of bucket 1.
+# Rank 1's second B lasts 50 (10-60). Bucket 0 moves 10-40, bucket 1 60-70. Rank 0 idles 20-70: 20
+# of bucket 0, nothing 40-60, 10 of bucket 1.
 def test_a_hole_between_buckets_is_bubble(op: Any, pieces: Any) -> None:
     ops = buckets(op, 0, 0, [30, 10], [10, 10])
     ops += buckets(op, 1, len(ops), [30, 10], [10, 50])
@@ -188,9 +186,7 @@ GRID = [
 def test_question_32_the_pieces_of_every_rank_sum_to_the_step(
     scenario_of: ScenarioOf, plan: dict[str, Any], detail: str
 ) -> None:
-    result = sim.simulate(
-        scenario_of(plan={**plan, "bucket_size": 1e4}, run={"detail": detail})
-    )
+    result = sim.simulate(scenario_of(plan={**plan, "bucket_size": 1e4}, run={"detail": detail}))
     b = result.breakdown
     assert (b.ticks >= 0).all()
     assert (b.ticks.sum(axis=0) == b.window).all()

@@ -17,7 +17,9 @@ from simulator.program import NONE, Flow, Work
 ProgramOf = Callable[..., Any]
 
 
-def test_a_program_that_keeps_the_rules_is_returned_as_it_is(op: Any, program_of: ProgramOf) -> None:
+def test_a_program_that_keeps_the_rules_is_returned_as_it_is(
+    op: Any, program_of: ProgramOf
+) -> None:
     program, _ = program_of([op(0, 1), op(0, 1, "dp", joint="a"), op(1, 1, "dp", joint="a")])
     assert check(program) is program
 
@@ -61,9 +63,7 @@ def test_a_group_that_holds_a_rank_twice_is_an_error(op: Any, program_of: Progra
 
 
 # Sorting must not hide a swap between two joint ops of equal size.
-def test_members_swapped_between_two_joint_ops_are_an_error(
-    op: Any, program_of: ProgramOf
-) -> None:
+def test_members_swapped_between_two_joint_ops_are_an_error(op: Any, program_of: ProgramOf) -> None:
     ops = [op(0, 1, "a", joint="a"), op(2, 1, "a", joint="a"),
            op(1, 1, "a", joint="b"), op(3, 1, "a", joint="b")]  # fmt: skip
     program, _ = program_of(ops, {"a": [0, 1], "b": [2, 3]})
@@ -106,8 +106,7 @@ def test_work_that_is_joint_is_an_error(op: Any, program_of: ProgramOf) -> None:
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("cost", 1), ("cost", -1), ("rank", 1), ("rank", -2), ("joint", 5), ("joint", -3),
-     ("stream", 9)],
+    [("cost", 1), ("cost", -1), ("rank", 1), ("rank", -2), ("stream", 9)],
 )  # fmt: skip
 def test_a_number_outside_its_table_is_an_error(
     op: Any, program_of: ProgramOf, column: str, value: int
@@ -116,6 +115,15 @@ def test_a_number_outside_its_table_is_an_error(
     wrong = np.full_like(getattr(program, column), value)
     with pytest.raises(ProgramError):
         check(replace(program, **{column: wrong}))
+
+
+@pytest.mark.parametrize("joint", [1, -3])
+def test_a_joint_number_that_does_not_exist_is_an_error(
+    op: Any, program_of: ProgramOf, joint: int
+) -> None:
+    program, _ = program_of([op(0, 1, joint="a"), op(1, 1, joint="a")])
+    with pytest.raises(ProgramError):
+        check(replace(program, joint=np.array([0, joint], np.int32)))
 
 
 @pytest.mark.parametrize("pred", [-1, 2])

@@ -194,7 +194,9 @@ def random_ops(draw: st.DrawFn, make: Any) -> list[Any]:
 
     for number in range(draw(st.integers(0, 14))):
         if draw(st.booleans()):
-            drawn.append(make(draw(st.integers(0, num_ranks - 1)), draw(ticks), draw(streams), needs()))
+            drawn.append(
+                make(draw(st.integers(0, num_ranks - 1)), draw(ticks), draw(streams), needs())
+            )
             continue
         members = draw(st.permutations(range(num_ranks)))[: draw(st.integers(1, num_ranks))]
         length = draw(ticks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from simulator.hardware.network import (
     group_shapes,
     send_recv_seconds,
 )
+from simulator.lower.layers import blocks, shapes
 from simulator.program import Flow, Groups, Kernel, Work
 
 ClusterOf = Callable[..., Cluster]
@@ -142,6 +144,20 @@ def test_efficiencies_lengthen_a_kernel(cluster_of: ClusterOf) -> None:
     device = cluster_of(device={"matmul_efficiency": 0.5, "memory_efficiency": 0.25}).node.device
     assert kernel_seconds(Kernel("k", 1e10, 1.0, "bf16", (1, 1, 1, 1)), device)[0] == 2e-4
     assert kernel_seconds(Kernel("k", 1.0, 1e7, "fp32"), device)[0] == 4e-5
+
+
+# Attention is two matrix products whatever its precision: the sustained share applies to fp32 too.
+# 1e9 FLOPs at 1e13 fp32 FLOP/s * 0.5: 200 us.
+def test_flash_attention_in_fp32_runs_at_the_sustained_rate(
+    scenario_of: ScenarioOf, cluster_of: ClusterOf
+) -> None:
+    s = scenario_of(run={"precision": "fp32"})
+    device = cluster_of(device={"matmul_efficiency": 0.5}).node.device
+    operators = blocks(s.model, shapes(s)).layer.operators
+    (kernel,) = next(o for o in operators if o.name == "attention").forward
+    assert isinstance(kernel, Kernel)
+    big = replace(kernel, flops=1e9, bytes=1.0)
+    assert kernel_seconds(big, device) == (2e-4, "compute")
 
 
 # Two kernels of 100 us and 10 us, and two gaps of 1 us.

@@ -15,7 +15,7 @@ import simulator as sim
 from simulator.describe.loader import scenario as scenario_from
 from simulator.describe.model import Model
 from simulator.describe.scenario import Scenario
-from simulator.lower import lower
+from simulator.lower import lower, lower_schedule
 from simulator.lower.layers import (
     Shapes,
     blocks,
@@ -27,6 +27,7 @@ from simulator.lower.layers import (
 from simulator.lower.memory import static_memory
 from simulator.lower.operators import Elements
 from simulator.program import Flow, Program, Work
+from simulator.schedules import actions_of
 
 HALF = Elements(2, 2, 2, "bf16")
 ScenarioOf = Callable[..., Scenario]
@@ -111,9 +112,7 @@ def test_question_35_the_mfu_convention_leaves_the_look_up_out() -> None:
 
 
 def kept(model: Model, s: int, b: int, t: int, attention: str = "unfused") -> float:
-    x = Shapes(
-        microbatch_size=b, sequence_length=s, tp=t, elements=HALF, attention=attention
-    )
+    x = Shapes(microbatch_size=b, sequence_length=s, tp=t, elements=HALF, attention=attention)
     return blocks(model, x).layer.kept_bytes
 
 
@@ -166,6 +165,24 @@ def test_a_llama_layer_keeps_grouped_heads_and_both_halves_of_the_gate(llama: Mo
     assert kept(llama, s, b, 1, "flash") == s * b * (2 * elements + 4 * 4)
 
 
+# Korthikanti et al., section 4.1: inputs of the last norm and of the head 2sbh each, fp32 logits
+# 4sbv (divided over t with the vocabulary); the embedding keeps its dropout's mask, sbh.
+@pytest.mark.parametrize("t", [1, 2, 4])
+def test_the_ends_of_the_model_keep_what_korthikanti_counts(gpt: Model, t: int) -> None:
+    s, b, h, v = 32, 2, 64, 128
+    x = Shapes(microbatch_size=b, sequence_length=s, tp=t, elements=HALF, attention="unfused")
+    parts = blocks(gpt, x)
+    assert parts.head.kept_bytes == 4 * s * b * h + 4 * s * b * v // t
+    assert parts.embedding.kept_bytes == s * b * h
+
+
+# 33 000 are past an int16's 32 767.
+def test_microbatches_keep_their_numbers_however_many_there_are() -> None:
+    program = lower_schedule(actions_of("GPipe", 1, 33_000))
+    assert int(program.microbatch.min()) == 0
+    assert int(program.microbatch.max()) == 32_999
+
+
 def work(program: Program) -> list[tuple[int, Work]]:
     """Return (op, cost) of all work."""
     return [
@@ -180,16 +197,13 @@ def flows(program: Program, stream: str) -> list[tuple[int, Flow]]:
     return [
         (op, cost)
         for op in range(len(program))
-        if program.stream[op] == code
-        and isinstance(cost := program.costs[program.cost[op]], Flow)
+        if program.stream[op] == code and isinstance(cost := program.costs[program.cost[op]], Flow)
     ]
 
 
 def matmul_flops(program: Program) -> float:
     """Return the FLOPs of products, without element-wise work, in all ops."""
-    return sum(
-        k.flops for _, cost in work(program) for k in cost.kernels if k.dtype != "fp32"
-    )
+    return sum(k.flops for _, cost in work(program) for k in cost.kernels if k.dtype != "fp32")
 
 
 # tiny-gpt (h=64, L=4, V=128), s=32, one token: N = 4*12*64^2 + 128*64 = 204 800. Unfused attention
@@ -312,10 +326,10 @@ def test_question_32_every_parallel_axis_emits_flows(scenario_of: ScenarioOf) ->
     program = lower(scenario_of(plan={"dp": 2, "pp": 2, "tp": 2}, run={"num_steps": 1}))
     moved = {name: flows(program, name) for name in program.streams}
     assert all(moved[axis] for axis in ("dp", "tp", "tied"))
-    messages = [
-        cost.bytes for name in moved if name.startswith("send") for _, cost in moved[name]
-    ]
-    assert messages == [2.0 * 32 * 64] * (4 * 2 * 4)  # replicas (dp, tp) x directions x microbatches
+    messages = [cost.bytes for name in moved if name.startswith("send") for _, cost in moved[name]]
+    assert messages == [2.0 * 32 * 64] * (
+        4 * 2 * 4
+    )  # replicas (dp, tp) x directions x microbatches
 
 
 # With one rank on an axis there is nothing to say on it.

@@ -22,7 +22,7 @@ from simulator.timeline import Timeline
 ScenarioOf = Callable[..., Scenario]
 
 
-# Mixed precision: weight 2, gradient 2, fp32 master 4, Adam's two moments 4 + 4 (ZeRO, section 3.1).
+# Mixed precision: weight 2, gradient 2, fp32 master 4, Adam's moments 4 + 4 (ZeRO, section 3.1).
 # fp32: 4 + 4 + two moments 8, no master.
 @pytest.mark.parametrize(
     ("precision", "optimizer", "parts"),
@@ -66,7 +66,6 @@ def test_parameters_of_all_ranks_are_those_of_the_model(
     s = scenario_of(model=llama, plan={"pp": 2, "tp": 2})
     held = sum(stage.params for stage in static_memory(s)) * 2
     assert held == num_parameters(llama) + (2 * 4 + 1) * 64
-
 
 
 # 1F1B of 2 stages: stage 0 keeps 2 microbatches, stage 1 keeps 1 with its head's logits and loss.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 
 import simulator as sim
 from simulator.report.result import Result
+from simulator.schedules import parse_grid
+
+INTERLEAVED = Path(__file__).parent / "golden" / "torch_interleaved.txt"
 
 
 def run(name: str, p: int, m: int, f: float = 1.0, b: float = 2.0, c: float = 0.0) -> Result:
@@ -167,14 +171,33 @@ def test_question_18_microbatches_in_flight(m: int, held: list[int]) -> None:
     assert run("1F1B", 8, m).memory.peak.tolist() == held
 
 
+# Question 6: torch's interleaved lists, given as lists. Each of v chunks takes f/v and b/v, so the
+# bubble is (p-1)(f+b)/v: p=4, m=8: 24 + 4.5; p=8, m=32: 96 + 10.5 (v=2), 96 + 5.25 (v=4). Rank r
+# warms up with 2(p-r-1) + (v-1)p chunk forwards and keeps one more: p=4, v=2: 10, 8, 6, 4.
+@pytest.mark.parametrize(
+    ("size", "chunks", "total", "warmup"),
+    [
+        ("p=4 m=8 v=2", 2, 28.5, [10, 8, 6, 4]),
+        ("p=8 m=32 v=2", 2, 106.5, [22, 20, 18, 16, 14, 12, 10, 8]),
+        ("p=8 m=32 v=4", 4, 101.25, [38, 36, 34, 32, 30, 28, 26, 24]),
+    ],
+)
+def test_question_6_interleaved_lists_have_a_vth_of_the_bubble(
+    size: str, chunks: int, total: float, warmup: list[int]
+) -> None:
+    text = INTERLEAVED.read_text().partition(f"{size}\n")[2].partition("p=")[0]
+    actions = tuple(tuple(a for a in row if a.kind != "REDUCE_GRAD") for row in parse_grid(text))
+    result = sim.simulate_schedule(actions, forward=1 / chunks, backward=2 / chunks)
+    assert result.step_time_s == total
+    assert result.memory.peak.tolist() == [kept + 1 for kept in warmup]
+
+
 @pytest.mark.parametrize("name", ["naive", "GPipe", "1F1B"])
 def test_nothing_is_kept_after_the_step(name: str) -> None:
     memory = run(name, 4, 6).memory
     assert [memory.of_rank(rank)[1][-1] for rank in range(4)] == [0.0] * 4
 
 
-# The lower bound of any schedule: the first forward and backward cross p-1 stages besides the
-# m microbatches of work of the last.
 def test_no_latency_makes_a_pipeline_faster() -> None:
     for name, m in itertools.product(["naive", "GPipe", "1F1B"], [1, 4, 9]):
         times = [run(name, 4, m, c=c).step_time_s for c in (0.0, 0.125, 0.5, 3.0)]

@@ -67,7 +67,9 @@ def test_gpipe_lists_equal_those_recorded_from_torch() -> None:
 
 # torch 2.13 numbers the forwards of the last stage 1..m (its counter starts at 0 and is raised
 # before the first use when there is no warm-up); every other stage counts 0..m-1.
-def test_1f1b_lists_equal_those_recorded_from_torch_but_for_its_numbering_of_the_last_stage() -> None:
+def test_1f1b_lists_equal_those_recorded_from_torch_but_for_its_numbering_of_the_last_stage() -> (
+    None
+):
     for (p, m), rows in recorded("1F1B").items():
         assert ours("1F1B", p, m) == [*rows[:-1], renumbered(rows[-1])], (p, m)
 
@@ -190,8 +192,9 @@ def test_a_missing_cell_is_named_with_the_grid(rows: tuple[str, ...], missing: s
 
 def test_a_forward_without_receive_names_it_and_its_rank() -> None:
     rows = lists("0F0 0SEND_F0 0RECV_B0 0B0", "1F0 1B0 1SEND_B0")
-    with pytest.raises(ScheduleError, match="1F0 on rank 1 has no RECV_F"):
+    with pytest.raises(ScheduleError, match="1F0 on rank 1 has no RECV_F") as error:
         sim.simulate_schedule(rows)
+    assert "rank 0: 0F0" in str(error.value)  # the grid
 
 
 def test_a_backward_without_receive_names_it_and_its_rank() -> None:
@@ -220,6 +223,30 @@ def test_a_receive_without_send_names_it_and_both_ranks(rows: tuple[str, ...], a
 def test_a_message_over_the_edge_of_the_pipeline_is_an_error(row: str) -> None:
     with pytest.raises(ProgramError):
         sim.simulate_schedule(lists(row))
+
+
+# torch's runtime runs a rank's list from left to right: a forward before its receive has no input,
+# and a send before its forward has nothing to send.
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ("0F0 0SEND_F0 0RECV_B0 0B0", "1F0 1RECV_F0 1B0 1SEND_B0"),
+        ("0SEND_F0 0F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"),
+        ("0F0 0SEND_F0 0B0 0RECV_B0", "1RECV_F0 1F0 1B0 1SEND_B0"),
+        ("0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1SEND_B0 1B0"),
+    ],
+)
+def test_a_message_on_the_wrong_side_of_its_computation_is_an_error(rows: tuple[str, ...]) -> None:
+    with pytest.raises(ScheduleError):
+        sim.simulate_schedule(lists(*rows))
+
+
+# A bare schedule has no gradients and no weights: what torch's lists end with takes no time.
+def test_reduce_grad_of_a_bare_schedule_takes_no_time() -> None:
+    plain = sim.simulate_schedule(actions_of("1F1B", 3, 4))
+    whole = sim.simulate_schedule(add_optimizer(add_reduce_grad(actions_of("1F1B", 3, 4))))
+    assert whole.step_time_s == plain.step_time_s == (4 + 2) * 3
+    assert whole.memory.peak.tolist() == plain.memory.peak.tolist()
 
 
 def test_a_send_of_what_was_never_computed_is_an_error() -> None:

@@ -234,15 +234,14 @@ def sheet(
     space = 72 * (room + right - 0.1)
     head = wrapped(titles[0], space * 9 / 12.5)  # it is larger and bold
     lines = [line for text in titles[1:] for line in wrapped(text, space)]
-    top = 0.24 + 0.2 * len(head) + 0.165 * len(lines)
-    bottom, gap = 0.58 + 0.19 * rows, 0.42
-    width = left + room + right
+    top, bottom = 0.24 + 0.2 * len(head) + 0.165 * len(lines), 0.58 + 0.19 * rows
+    width, gap = left + room + right, 0.42
     height = top + sum(heights) + gap * (len(heights) - 1) + bottom
     figure, axes, y = Figure(figsize=(width, height)), [], height - top
     for tall in heights:
-        box = (left / width, (y - tall) / height, room / width, tall / height)
-        axes.append(figure.add_axes(box))
-        y -= tall + gap
+        y -= tall
+        axes.append(figure.add_axes((left / width, y / height, room / width, tall / height)))
+        y -= gap
     x, lower = left / width, 0.12 + 0.2 * len(head)
     figure.text(x, 1 - 0.1 / height, "\n".join(head), size=11, weight="bold", va="top")
     figure.text(x, 1 - lower / height, "\n".join(lines), size=9, color=FAINT, va="top")

@@ -89,22 +89,20 @@ def pipeline(
     begin, end = (0, result.timeline.makespan) if whole_run else _window(result)
     shown, chosen = pipeline_rows(result, ranks)
     cells = pipeline_cells(result, shown, begin, end)
-    flows = {c: flow_spans(result, shown, c, begin, end) for c in COMMUNICATION}
-    flows = {c: spans for c, spans in flows.items() if len(spans.row)}
+    every = {c: flow_spans(result, shown, c, begin, end) for c in COMMUNICATION}
+    flows = {c: spans for c, spans in every.items() if len(spans.row)}
     drawn = {"idle", *flows, *(_work_name(code) for code in set(cells.action.tolist()))}
     lanes = f"thin lanes, from the top: {', '.join(flows)}" if len(flows) > 1 else ""
     later = "paler cells: later chunks of a rank" if _chunk(cells).any() else ""
     labels = [palette.rank_label(result, rank) for rank in shown.tolist()]
+    heights = [min(0.46 if flows else 0.34, 12 / len(shown)) * len(shown)]
     with palette.style():
         figure, (ax,) = palette.sheet(
-            _room_for_numbers(cells, end - begin),
-            [min(0.46 if flows else 0.34, 12 / len(shown)) * len(shown)],
+            _room_for_numbers(cells, end - begin), heights, labels=labels,
             titles=palette.titles_of(result, chosen, "; ".join(filter(None, (lanes, later)))),
             handles=[palette.swatch(n, hatched=False) for n in COLOURS if n in drawn],
-            labels=labels,
-        )
-        last = begin > 0 and not whole_run
-        scale = (begin, palette.time_axis(ax, begin, end, since_last_step=last))
+        )  # fmt: skip
+        scale = (begin, palette.time_axis(ax, begin, end, since_last_step=begin > 0))
         _draw_rows(ax, cells, flows, scale, labels)
         for step_end in result.step_ends[:-1] if whole_run else ():
             ax.axvline((step_end - begin) / scale[1], color=INK, lw=0.8, ls="--", gid="step")
@@ -171,8 +169,8 @@ def flow_spans(result: Result, ranks: Int64, category: str, begin: int, end: int
 
 
 def _draw_rows(
-    ax: Axes, cells: Cells, flows: dict[str, Spans], scale: tuple[int, float], labels: Sequence[str],
-) -> None:  # fmt: skip
+    ax: Axes, cells: Cells, flows: dict[str, Spans], scale: tuple[int, float], labels: list[str]
+) -> None:
     """Draw the compute lane of every row, and a thin lane below it for each kind of flow."""
     thin = min(0.13, 0.28 / max(len(flows), 1))
     lane = Lane(0.06, 0.85 - thin * len(flows))
@@ -290,6 +288,7 @@ def memory(result: Result, path: str | Path | None = None) -> Figure:
     sized, count = result.scenario is not None, result.program.num_ranks
     many = len(ranks) > 1 or not sized
     some = f"{len(ranks)} of {count} ranks, " if len(ranks) < count else ""
+    some += "" if sized else "microbatches kept for backward, "
     handles: list[Any] = [palette.swatch(p) for p in MEMORY_PARTS if sized or p == "activations"]
     if sized:
         handles.append(Line2D([], [], color=COLOURS["capacity"], ls="--", label="capacity"))
@@ -351,7 +350,7 @@ def _stack(ax: Axes, x: Float64, parts: dict[str, Float64], low: float, step: fl
 
 def _peak(result: Result, rank: int) -> str:
     peak = float(result.peak_memory_bytes[rank])
-    return f"peak {peak / GB:.1f} GB" if result.scenario else f"peak {peak:.0f} microbatches"
+    return f"peak {peak / GB:.1f} GB" if result.scenario else f"peak {peak:.0f}"
 
 
 def memory_parts(result: Result, rank: int) -> tuple[Int64, dict[str, Float64]]:

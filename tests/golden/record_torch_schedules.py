@@ -1,8 +1,8 @@
-"""Print the action lists of torch's own GPipe or 1F1B over a grid of sizes.
+"""Print the action lists of one of torch's own schedules over a grid of sizes.
 
-Run with a Python that has torch:
-    python tests/golden/record_torch_schedules.py GPipe > tests/golden/torch_gpipe.txt
-    python tests/golden/record_torch_schedules.py 1F1B > tests/golden/torch_1f1b.txt
+Run with a Python that has torch, for each NAME -> FILE
+(GPipe -> gpipe, 1F1B -> 1f1b, Interleaved1F1B -> interleaved):
+    python tests/golden/record_torch_schedules.py NAME > tests/golden/torch_FILE.txt
 """
 
 import sys
@@ -10,24 +10,24 @@ import sys
 import torch
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-MICROBATCHES = (1, 2, 3, 4, 5, 7, 8, 12, 16)
+PLAIN = [(p, m, 1) for p in range(1, 9) for m in (1, 2, 3, 4, 5, 7, 8, 12, 16)]
+SIZES = {"GPipe": PLAIN, "1F1B": PLAIN, "Interleaved1F1B": [(4, 8, 2), (8, 32, 2), (8, 32, 4)]}
+"""(stages per chunk, microbatches, chunks per rank) by schedule."""
 
 
 def main(schedule: str) -> None:
     out = sys.stdout
-    out.write(
-        f"# python tests/golden/record_torch_schedules.py {schedule}   (torch {torch.__version__})\n"
-    )
-    for stages in range(1, 9):
-        for microbatches in MICROBATCHES:
-            try:
-                rows = get_schedule_ops(schedule, stages, microbatches)
-            except ValueError:  # torch's 1F1B takes no fewer microbatches than stages
-                continue
-            out.write(f"p={stages} m={microbatches}\n")
-            for rank, row in enumerate(rows):
-                cells = " ".join(str(action) for action in row if action is not None)
-                out.write(f"rank {rank}: {cells}\n")
+    command = f"python tests/golden/record_torch_schedules.py {schedule}"
+    out.write(f"# {command}   (torch {torch.__version__})\n")
+    for p, m, v in SIZES[schedule]:
+        try:
+            rows = get_schedule_ops(schedule, p, m, v)
+        except ValueError:  # torch's 1F1B takes no fewer microbatches than stages
+            continue
+        out.write(f"p={p} m={m} v={v}\n" if v > 1 else f"p={p} m={m}\n")
+        for rank, row in enumerate(rows):
+            cells = " ".join(str(action) for action in row if action is not None)
+            out.write(f"rank {rank}: {cells}\n")
 
 
 if __name__ == "__main__":
