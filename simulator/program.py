@@ -5,18 +5,24 @@ group). What an op costs is described once in a cost table, whose entries thousa
 the hardware package turns entries into ticks. A flow is *joint*: each member rank has its own op,
 all of them share a `joint` number, and they start together when the last member arrives.
 
+A program may be *tiled*: its columns then hold the ops of one tile (a pipeline replica), and a
+`Tiling` says where the tiles lie and which of them meet in a joint op. Op `row x tiles + tile` of
+the whole is row `row` of tile `tile`. A thousand replicas cost the memory of one.
+
 An op may start when its predecessors have ended and when it is at the head of its stream; streams
 are first-in-first-out by op id. Nothing else orders ops.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from simulator.kernels.order import order_units, successors
 
 Int8: TypeAlias = npt.NDArray[np.int8]
 Int16: TypeAlias = npt.NDArray[np.int16]
@@ -92,14 +98,38 @@ class Groups:
         return self.ranks[self.offset[group] : self.offset[group + 1]]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Tiling:
+    """Where the tiles of a program lie, and which of them meet in a joint op."""
+
+    axes: tuple[tuple[str, int], ...]
+    """Mesh axes that the tiles are counted along, outermost first, with their degrees."""
+    ranks: Int32
+    """(ranks of a tile, tiles): the rank that each one is."""
+    classes: Int32
+    """(partitions, tiles): a joint op of a partition joins the tiles of one class."""
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Tiling)
+            and self.axes == other.axes
+            and np.array_equal(self.ranks, other.ranks)
+            and np.array_equal(self.classes, other.classes)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
-    """Ops as columns (one row an op, its id the row), with their dependencies and costs.
+    """Ops as columns (one row an op), with their dependencies and costs.
 
-    The order of rows within one (rank, stream) is the order of that stream.
+    The order of rows within one (rank, stream) is the order of that stream. Without `tiling` a row
+    is an op of the whole and its number the op's id.
     """
 
     rank: Int32
+    """Rank, or with tiling the rank within the tile."""
     stream: Int16
     """Index into `streams`, or NONE for an op that no stream orders."""
     action: Int8
@@ -113,19 +143,27 @@ class Program:
     joint: Int32
     """Number of the joint op that this op is a member of, or NONE."""
     pred_offset: Int64
-    """Op i starts after ``preds[pred_offset[i]:pred_offset[i + 1]]`` have ended."""
+    """Row i starts after ``preds[pred_offset[i]:pred_offset[i + 1]]`` have ended."""
     preds: Int32
     joint_group: Int32
-    """Group of each joint op, by joint number."""
+    """Group of each joint op, by joint number; with tiling that of class 0, the next ones follow."""
     groups: Groups
     costs: tuple[Cost, ...]
     streams: tuple[str, ...]
     num_ranks: int
+    """Ranks of the whole."""
     static_bytes: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """Device memory alive during the whole run, by rank; empty when it is not modelled."""
+    slot: Int16 = field(default_factory=lambda: np.zeros(0, np.int16))
+    """Desk whose servers an op queues for, or NONE; empty when no op does."""
+    servers: tuple[int, ...] = ()
+    """Servers of each desk; with tiling every tile has desks of its own."""
+    tiling: Tiling | None = None
+    joint_partition: Int8 = field(default_factory=lambda: np.zeros(0, np.int8))
+    """Partition of each joint op, a row of `Tiling.classes`; empty without tiling."""
 
     def __len__(self) -> int:
-        return len(self.rank)
+        return len(self.rank) * self.num_tiles
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Program):
@@ -134,23 +172,47 @@ class Program:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of the program; 1 without tiling."""
+        return 1 if self.tiling is None else self.tiling.ranks.shape[1]
+
+    @cached_property
+    def tile_ranks(self) -> Int32:
+        """(ranks of a tile, tiles): the rank that each one is."""
+        if self.tiling is None:
+            return np.arange(self.num_ranks, dtype=np.int32)[:, None]
+        return self.tiling.ranks
+
+    @cached_property
+    def classes(self) -> Int32:
+        """(partitions, tiles): which tiles meet in the joint ops of a partition."""
+        return np.zeros((1, 1), np.int32) if self.tiling is None else self.tiling.classes
+
+    @cached_property
+    def partition(self) -> Int8:
+        """Partition of each joint op."""
+        if self.tiling is None:
+            return np.zeros(len(self.joint_group), np.int8)
+        return self.joint_partition
+
     def predecessors(self, op: int) -> Int32:
-        """Return the ops that must end before `op` may start, its stream apart."""
+        """Return the rows that must end before row `op` may start, its stream apart."""
         return self.preds[self.pred_offset[op] : self.pred_offset[op + 1]]
 
     @cached_property
     def stream_previous(self) -> Int32:
-        """The op just before each op in its stream, or NONE."""
+        """The row just before each row in its stream, or NONE."""
         lane = self.rank.astype(np.int64) * (len(self.streams) + 1) + self.stream
         order = np.argsort(lane, kind="stable")
-        previous = np.full(len(self), NONE, np.int32)
+        previous = np.full(len(self.rank), NONE, np.int32)
         same = (lane[order][1:] == lane[order][:-1]) & (self.stream[order][1:] != NONE)
         previous[order[1:][same]] = order[:-1][same]
         return previous
 
     @cached_property
     def joint_members(self) -> Groups:
-        """Member ops of every joint op, by joint number, in order of op id."""
+        """Member rows of every joint op, by joint number, in order."""
         ops = np.flatnonzero(self.joint != NONE)
         order = ops[np.argsort(self.joint[ops], kind="stable")]
         count = np.bincount(self.joint[ops], minlength=len(self.joint_group))
@@ -159,11 +221,79 @@ class Program:
 
     @cached_property
     def is_flow(self) -> npt.NDArray[np.bool_]:
-        """Whether each op is a flow."""
+        """Whether each row is a flow."""
         return np.array([isinstance(c, Flow) for c in self.costs], bool)[self.cost]
 
+    @cached_property
+    def nexts(self) -> tuple[Int64, Int32]:
+        """Rows that wait for each row, in compressed rows (offset, rows)."""
+        found: tuple[Int64, Int32] = successors(
+            len(self.rank), self.pred_offset, self.preds, self.stream_previous
+        )
+        return found
+
+    @cached_property
+    def units(self) -> tuple[Int64, Int32]:
+        """Rows in an order in which they can run, members of a joint op together (offset, rows).
+
+        Rows that wait for themselves around a cycle are missing. What orders the rows of a tile
+        orders the whole: a joint op meets the same rows on every tile.
+        """
+        members, (offset, rows) = self.joint_members, self.nexts
+        found: tuple[Int64, Int32] = order_units(
+            len(self.rank), self.pred_offset, self.stream_previous, offset, rows, self.joint,
+            members.offset, members.ranks,
+        )  # fmt: skip
+        return found
+
+    def flat_of(self, tiles: npt.NDArray[np.integer[Any]]) -> Program:
+        """Return the ops of some tiles as a program without tiling.
+
+        Joint ops keep the members that lie on these tiles; op ids count the tiles given.
+        """
+        if self.tiling is None:
+            return self
+        count = len(tiles)
+        tile = np.tile(np.arange(count), len(self.rank))
+        degree = np.repeat(np.diff(self.pred_offset), count)
+        offset = np.concatenate([[0], np.cumsum(degree)])
+        source = np.repeat(np.repeat(self.pred_offset[:-1], count) - offset[:-1], degree)
+        preds = self.preds[source + np.arange(offset[-1])] * count + np.repeat(tile, degree)
+        classes = self.tiling.classes[:, tiles]
+        width = classes.max(axis=1, initial=0)[self.partition].astype(np.int64) + 1
+        base = np.concatenate([[0], np.cumsum(width)])
+        has = self.joint != NONE
+        joint = np.full((len(self.rank), count), NONE, np.int64)
+        of = self.joint[has]
+        joint[has] = base[of][:, None] + classes[self.partition[of]]
+        group = np.repeat(self.joint_group - base[:-1], width) + np.arange(base[-1])
+        desks = len(self.servers)
+        slot = np.repeat(self.slot, count)
+        if len(slot):
+            slot = np.where(slot == NONE, NONE, slot + tile * desks).astype(np.int16)
+        columns = ("stream", "action", "stage", "microbatch", "layer", "step", "cost")
+        repeated: dict[str, Any] = {c: np.repeat(getattr(self, c), count) for c in columns}
+        return replace(
+            self,
+            **repeated,
+            rank=self.tiling.ranks[self.rank][:, tiles].ravel().astype(np.int32),
+            joint=joint.ravel().astype(np.int32),
+            pred_offset=offset.astype(np.int64),
+            preds=preds.astype(np.int32),
+            joint_group=group.astype(np.int32),
+            slot=slot,
+            servers=self.servers * count,
+            tiling=None,
+            joint_partition=np.zeros(0, np.int8),
+        )
+
+    @cached_property
+    def flat(self) -> Program:
+        """The same program without tiling: one row for every op."""
+        return self.flat_of(np.arange(self.num_tiles))
+
     def label(self, op: int) -> str:
-        """Return a short name of an op: its action and, where they say more, layer and cost."""
+        """Return a short name of a row: its action and, where they say more, layer and cost."""
         action = ACTIONS[self.action[op]]
         name = self.costs[self.cost[op]].name
         text = action if self.stage[op] == NONE else f"{self.stage[op]}{action}"

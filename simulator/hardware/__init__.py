@@ -17,18 +17,18 @@ __all__ = ["price"]
 def price(program: Program, cluster: Cluster | None = None) -> Int64:
     """Return the ticks that every op takes once it has started.
 
-    Each cost is priced once, a flow once for each shape of group; ops look their ticks up. Without
-    a cluster every cost must state its seconds.
+    By op id for a program without tiling, else (rows, tiles), or (rows, 1) where all tiles take
+    the same. Each cost is priced once, a flow once for each shape of group; ops look it up.
+    Without a cluster every cost must state its seconds.
 
     Raises:
         ProgramError: when a cost has no stated seconds and there is no cluster.
     """
-    seconds = np.zeros((len(program.costs), 1))
     shapes: list[GroupShape] = []
     shape_of_group = np.zeros(len(program.groups), np.int64)
     if cluster is not None:
         shapes, shape_of_group = group_shapes(program.groups, cluster)
-        seconds = np.zeros((len(program.costs), max(1, len(shapes))))
+    seconds = np.zeros((len(program.costs), max(1, len(shapes))))
     for number, cost in enumerate(program.costs):
         if cost.seconds is not None:
             seconds[number] = cost.seconds
@@ -39,7 +39,25 @@ def price(program: Program, cluster: Cluster | None = None) -> Int64:
         elif shapes:
             seconds[number] = [flow_seconds(cost, shape, cluster) for shape in shapes]
     table = np.rint(seconds * TICKS_PER_SECOND).astype(np.int64)
-    shape = np.zeros(len(program), np.int64)
-    joint = program.joint != NONE
-    shape[joint] = shape_of_group[program.joint_group[program.joint[joint]]]
-    return table[program.cost, shape]
+    ticks = table[program.cost, 0][:, None]
+    flows = np.flatnonzero(program.joint != NONE)
+    joint = program.joint[flows]
+    by_joint = _shapes_by_tile(program, shape_of_group)
+    if by_joint.shape[1] > 1:
+        ticks = np.repeat(ticks, program.num_tiles, axis=1)
+    ticks[flows] = table[program.cost[flows][:, None], by_joint[joint]]
+    return ticks if program.tiling is not None else ticks[:, 0]
+
+
+def _shapes_by_tile(program: Program, shape_of_group: Int64) -> Int64:
+    """Return the shape of the group of each joint op on each tile, one column if all agree."""
+    if not len(program.joint_group):
+        return np.zeros((0, 1), np.int64)
+    kinds, kind = np.unique(
+        np.stack([program.joint_group, program.partition]), axis=1, return_inverse=True
+    )
+    by_kind = shape_of_group[kinds[0][:, None] + program.classes[kinds[1]]]
+    if (by_kind == by_kind[:, :1]).all():
+        by_kind = by_kind[:, :1]
+    by_joint: Int64 = by_kind[kind.reshape(-1)]
+    return by_joint

@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.errors import DeadlockError, ProgramError
-from simulator.program import NONE, Program
+from simulator.program import NONE, Int64, Program
 
 
 def check(program: Program) -> Program:
     """Return the program after checking it.
+
+    A tiled program is checked on one class of every joint op: the others are its copies.
 
     Raises:
         ProgramError: when members of a joint op are missing, doubled or disagree.
@@ -22,49 +24,61 @@ def check(program: Program) -> Program:
     """
     _check_columns(program)
     _check_members(program)
-    rank = topological_rank(program)
-    if (rank == NONE).any():
-        raise DeadlockError(explain_deadlock(program, rank != NONE))
+    if len(program.units[1]) < len(program.rank):
+        raise DeadlockError(deadlock_of(program))
     return program
 
 
 def _check_columns(program: Program) -> None:
-    n = len(program)
+    n = len(program.rank)
     for name, column, limit in (
         ("cost", program.cost, len(program.costs)),
         ("predecessor", program.preds, n),
-        ("rank", program.rank, program.num_ranks),
+        ("rank", program.rank, len(program.tile_ranks)),
+        ("desk", program.slot[program.slot != NONE], len(program.servers)),
     ):
         if len(column) and (column.min() < 0 or column.max() >= limit):
             raise ProgramError(f"a {name} of the program lies outside 0..{limit - 1}")
     if (program.is_flow != (program.joint != NONE)).any():
         op = int(np.argmax(program.is_flow != (program.joint != NONE)))
         raise ProgramError(f"op {op} ({program.label(op)}): a flow is joint and nothing else is")
+    if min(program.servers, default=1) < 1:
+        raise ProgramError("a desk of the program has no server")
+    if len(program.slot) and (program.is_flow & (program.slot != NONE)).any():
+        op = int(np.argmax(program.is_flow & (program.slot != NONE)))
+        raise ProgramError(f"op {op} ({program.label(op)}): a flow cannot queue for a server")
 
 
 def _check_members(program: Program) -> None:
-    members = program.joint_members
-    sizes = np.diff(program.groups.offset)[program.joint_group]
+    """Check one instance of every joint op: the class of its partition that tile 0 is in."""
+    members, classes = program.joint_members, program.classes
     present = np.diff(members.offset)
-    if (present != sizes).any():
-        joint = int(np.argmax(present != sizes))
-        group = program.groups[program.joint_group[joint]].tolist()
-        here = sorted(program.rank[members[joint]].tolist())
-        ops = ", ".join(f"rank {program.rank[o]} {program.label(o)}" for o in members[joint][:4])
-        raise ProgramError(
-            f"joint op {joint} joins ranks {_short(group)} "
-            f"but has ops only on {_short(here)}: {ops}"
+    if (present == 0).any():
+        raise ProgramError(f"joint op {int(np.argmin(present))} has no members")
+    group = program.joint_group + classes[program.partition, 0]
+    sizes = np.diff(program.groups.offset)[group]
+    tiles = [np.flatnonzero(row == row[0]) for row in classes]
+    here = present * np.array([len(t) for t in tiles])[program.partition]
+    if (here != sizes).any():
+        joint = int(np.argmax(here != sizes))
+        raise ProgramError(_incomplete(program, joint, tiles, int(group[joint])))
+    for partition, meeting in enumerate(tiles):
+        joints = np.flatnonzero(program.partition == partition)
+        owner = np.repeat(joints, present[joints])
+        rows = np.concatenate([np.zeros(0, np.int32), *(members[j] for j in joints.tolist())]) if (
+            len(joints) < len(program.joint_group)
+        ) else members.ranks
+        ranks = program.tile_ranks[program.rank[rows]][:, meeting]
+        key_here = np.sort((owner[:, None] * program.num_ranks + ranks).ravel())
+        owner = np.repeat(joints, sizes[joints])
+        within = np.arange(len(owner)) - np.repeat(
+            np.cumsum(sizes[joints]) - sizes[joints], sizes[joints]
         )
-    owner = np.repeat(np.arange(len(sizes)), present)
-    key_here = owner * program.num_ranks + program.rank[members.ranks]
-    offset = program.groups.offset[program.joint_group]
-    within = np.arange(len(owner)) - np.repeat(members.offset[:-1], present)
-    key_group = owner * program.num_ranks + program.groups.ranks[np.repeat(offset, sizes) + within]
-    if (np.sort(key_here) != np.sort(key_group)).any():
-        joint = int(owner[np.argmax(np.sort(key_here) != np.sort(key_group))])
-        here = sorted(program.rank[members[joint]].tolist())
-        group = program.groups[program.joint_group[joint]].tolist()
-        raise ProgramError(f"joint op {joint} has ops on {_short(here)} but joins {_short(group)}")
+        offset = np.repeat(program.groups.offset[group[joints]], sizes[joints])
+        key_group = np.sort(owner * program.num_ranks + program.groups.ranks[offset + within])
+        if (key_here != key_group).any():
+            joint = int(key_group[np.argmax(key_here != key_group)] // program.num_ranks)
+            raise ProgramError(_incomplete(program, joint, tiles, int(group[joint])))
     cost = program.cost[members.ranks]
     first = np.repeat(cost[members.offset[:-1]], present)
     if (cost != first).any():
@@ -75,53 +89,28 @@ def _check_members(program: Program) -> None:
         )
 
 
+def _incomplete(program: Program, joint: int, tiles: list[Int64], group: int) -> str:
+    rows = program.joint_members[joint]
+    meeting = tiles[program.partition[joint]]
+    here = sorted(program.tile_ranks[program.rank[rows]][:, meeting].ravel().tolist())
+    ops = ", ".join(f"rank {program.tile_ranks[program.rank[o], 0]} {program.label(o)}"
+                    for o in rows[:4])  # fmt: skip
+    return (
+        f"joint op {joint} joins ranks {_short(program.groups[group].tolist())} "
+        f"but has ops on {_short(here)}: {ops}"
+    )
+
+
 def _short(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:8]))
     return f"[{shown}, ...]" if len(ranks) > 8 else f"[{shown}]"
 
 
-def topological_rank(program: Program) -> npt.NDArray[np.int64]:
-    """Return the depth of every op in the graph of streams, predecessors and joint ops.
-
-    Ops that can never start, because they wait for themselves around a cycle, get NONE. Each round
-    takes all ops that are ready, so the work is in arrays and the rounds are the longest chain.
-    """
-    node, num_nodes = joint_nodes(program)
-    source, target = _edges(program, node)
-    order = np.argsort(source, kind="stable")
-    source, target = source[order], target[order]
-    offset = np.searchsorted(source, np.arange(num_nodes + 1))
-    waiting = np.bincount(target, minlength=num_nodes)
-    depth = np.full(num_nodes, NONE, np.int64)
-    ready, level = np.flatnonzero(waiting == 0), 0
-    while len(ready):
-        depth[ready] = level
-        begin, count = offset[ready], offset[ready + 1] - offset[ready]
-        at = np.repeat(begin - np.concatenate([[0], np.cumsum(count)[:-1]]), count)
-        reached = target[at + np.arange(len(at))]
-        np.subtract.at(waiting, reached, 1)
-        reached = np.unique(reached)
-        ready, level = reached[waiting[reached] == 0], level + 1
-    return depth[node]
-
-
-def joint_nodes(program: Program) -> tuple[npt.NDArray[np.int64], int]:
-    """Return the node of each op, where the members of a joint op are one node, and their count."""
-    alone = program.joint == NONE
-    node = np.empty(len(program), np.int64)
-    node[~alone] = program.joint[~alone]
-    node[alone] = len(program.joint_group) + np.arange(int(alone.sum()))
-    return node, len(program.joint_group) + int(alone.sum())
-
-
-def _edges(
-    program: Program, node: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    later = np.repeat(np.arange(len(program)), np.diff(program.pred_offset))
-    in_stream = np.flatnonzero(program.stream_previous != NONE)
-    source = np.concatenate([program.preds, program.stream_previous[in_stream]])
-    target = np.concatenate([later, in_stream])
-    return node[source], node[target]
+def deadlock_of(program: Program) -> str:
+    """Return who waits for whom in a program whose units do not cover all of its rows."""
+    done = np.zeros(len(program.rank), bool)
+    done[program.units[1]] = True
+    return explain_deadlock(program.flat, np.repeat(done, program.num_tiles))
 
 
 def explain_deadlock(program: Program, done: npt.NDArray[np.bool_]) -> str:

@@ -1,8 +1,6 @@
-"""From one pipeline replica to all ranks: columns tiled, joint ops linked by index arithmetic."""
+"""From one pipeline replica to all ranks: a tiling of the replica over the other mesh axes."""
 
 from __future__ import annotations
-
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +8,13 @@ import numpy.typing as npt
 from simulator.lower.bodies import SCOPES
 from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import Template
-from simulator.program import NONE, Cost, Groups, Int32, Int64, Program
+from simulator.program import NONE, Cost, Groups, Int32, Int64, Program, Tiling
 
-T = TypeVar("T", bound=np.generic)
+ALONE, ALONG_TP, ALONG_DP = range(3)
+"""Partitions of the replicas: each for itself, those that differ in tp only, in dp only."""
 
-TP, DP = SCOPES.index("tp"), SCOPES.index("dp")
+PARTITION = {"alone": ALONE, "tp": ALONG_TP, "dp": ALONG_DP, "tied": ALONE, "pp": ALONE}
+"""Which replicas meet in a joint op, by its scope."""
 
 
 def replicate(
@@ -28,96 +28,63 @@ def replicate(
         costs: the cost table of the ops.
         static_bytes: memory alive all the time, by pipeline rank.
     """
-    replicas = mesh.dp * mesh.tp
-    dp, tp = np.divmod(np.arange(replicas, dtype=np.int64), mesh.tp)
-    ops = len(one)
-    by_stage = mesh.rank(dp[:, None], np.arange(one.num_ranks)[None, :], tp[:, None])
-    shift = np.arange(replicas, dtype=np.int64)[:, None]
-
-    def tiled(column: npt.NDArray[T]) -> npt.NDArray[T]:
-        return np.tile(column, replicas)
-
-    pred = np.where(one.pred == NONE, NONE, one.pred + shift * ops).astype(np.int32).ravel()
-    joint, joint_group, groups = _joined(one, mesh, by_stage, dp, tp)
+    replicas = np.arange(mesh.dp * mesh.tp)
+    dp, tp = np.divmod(replicas, mesh.tp)
+    ranks = mesh.rank(dp[None, :], np.arange(one.num_ranks)[:, None], tp[None, :])
     static = np.zeros(mesh.world_size)
-    static[by_stage] = static_bytes
+    static[ranks] = static_bytes[:, None]
+    partition = np.array([PARTITION[scope] for scope in SCOPES], np.int8)[one.joint_scope]
+    first_group, groups = _groups(one, mesh, ranks)
     return Program(
-        rank=by_stage.astype(np.int32)[:, one.rank].ravel(),
-        stream=tiled(one.stream),
-        action=tiled(one.action),
-        stage=tiled(one.stage),
-        microbatch=tiled(one.microbatch),
-        layer=tiled(one.layer),
-        step=tiled(one.step),
-        cost=tiled(one.cost),
-        joint=joint,
-        pred_offset=np.concatenate([[0], np.cumsum(pred != NONE)]).astype(np.int64),
-        preds=pred[pred != NONE],
-        joint_group=joint_group,
+        rank=one.rank,
+        stream=one.stream,
+        action=one.action,
+        stage=one.stage,
+        microbatch=one.microbatch,
+        layer=one.layer,
+        step=one.step,
+        cost=one.cost,
+        joint=one.joint,
+        pred_offset=np.concatenate([[0], np.cumsum(one.pred != NONE)]).astype(np.int64),
+        preds=one.pred[one.pred != NONE],
+        joint_group=first_group,
         groups=groups,
         costs=costs,
         streams=one.streams,
         num_ranks=mesh.world_size,
         static_bytes=static,
+        tiling=Tiling(
+            axes=(("dp", mesh.dp), ("tp", mesh.tp)),
+            ranks=ranks.astype(np.int32),
+            classes=np.stack([replicas, dp, tp]).astype(np.int32),
+        ),
+        joint_partition=partition,
     )
 
 
-def _joined(
-    one: Template, mesh: Mesh, by_stage: Int64, dp: Int64, tp: Int64
-) -> tuple[Int32, Int32, Groups]:
-    """Return the joint number of every op, the group of every joint op, and the groups.
+def _groups(one: Template, mesh: Mesh, ranks: Int64) -> tuple[Int32, Groups]:
+    """Return the group of each joint op on class 0 of its partition, and all groups.
 
-    Joint ops of one scope are numbered (number within the replica, instance): replicas that a
-    scope joins share an instance, the others count on.
+    Joint ops of one scope that join the same pipeline ranks share their groups, one a class.
     """
-    replicas = len(dp)
-    scopes = (
-        (TP, dp, mesh.dp),  # one instance for each dp coordinate: all tp ranks together
-        (DP, tp, mesh.tp),
-        *((s, np.arange(replicas), replicas) for s in range(len(SCOPES)) if s not in (0, TP, DP)),
-    )
-    number = np.full((replicas, len(one)), NONE, np.int64)
-    joint_group, sizes, members = [], [], []
-    joints = groups = 0
-    for scope, instance, instances in scopes:
-        mine = np.flatnonzero(one.joint_scope == scope)
+    cube = ranks.reshape(-1, mesh.dp, mesh.tp)
+    first_group = np.zeros(len(one.joint_scope), np.int64)
+    sizes, members, count = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
+    for number, scope in enumerate(SCOPES):
+        mine = np.flatnonzero(one.joint_scope == number)
         if not len(mine):
             continue
-        local = np.full(len(one.joint_scope) + 1, NONE, np.int64)
-        local[mine] = np.arange(len(mine))
-        of_op = np.append(local, NONE)[one.joint]
-        at = np.flatnonzero(of_op != NONE)
-        number[:, at] = joints + of_op[at] * instances + instance[:, None]
-        joints += len(mine) * instances
-
-        ranks, group = np.unique(one.joint_ranks[mine], axis=0, return_inverse=True)
-        group = group.reshape(-1)
-        joint_group.append((groups + group[:, None] * instances + np.arange(instances)).ravel())
-        sets = _member_ranks(scope, ranks, mesh, by_stage)
-        members.append(sets.ravel())
+        pairs, kind = np.unique(one.joint_ranks[mine], axis=0, return_inverse=True)
+        if PARTITION[scope] == ALONG_TP:
+            sets = cube[pairs[:, 0]].reshape(-1, mesh.tp)
+        elif PARTITION[scope] == ALONG_DP:
+            sets = cube[pairs[:, 0]].transpose(0, 2, 1).reshape(-1, mesh.dp)
+        else:
+            sets = ranks[pairs].transpose(0, 2, 1).reshape(-1, 2)
+        first_group[mine] = count + kind.reshape(-1) * (len(sets) // len(pairs))
+        count += len(sets)
         sizes.append(np.full(len(sets), sets.shape[1]))
-        groups += len(sets)
-    nothing = np.zeros(0, np.int64)
-    offset = np.concatenate([[0], np.cumsum(np.concatenate([*sizes, nothing]))]).astype(np.int64)
-    return (
-        number.ravel().astype(np.int32),
-        np.concatenate([*joint_group, nothing]).astype(np.int32),
-        Groups(offset, np.concatenate([*members, nothing]).astype(np.int32)),
-    )
-
-
-def _member_ranks(scope: int, ranks: Int32, mesh: Mesh, by_stage: Int64) -> Int64:
-    """Return the ranks of each group of a scope, a row a group, instances innermost."""
-    if scope == TP:
-        return (
-            by_stage.reshape(mesh.dp, mesh.tp, -1)[:, :, ranks[:, 0]]
-            .transpose(2, 0, 1)
-            .reshape(-1, mesh.tp)
-        )
-    if scope == DP:
-        return (
-            by_stage.reshape(mesh.dp, mesh.tp, -1)[:, :, ranks[:, 0]]
-            .transpose(2, 1, 0)
-            .reshape(-1, mesh.dp)
-        )
-    return by_stage[:, ranks].transpose(1, 0, 2).reshape(-1, ranks.shape[1])
+        members.append(sets.ravel())
+    offset = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
+    flat = np.concatenate(members).astype(np.int32)
+    return first_group.astype(np.int32), Groups(offset, flat)

@@ -1,0 +1,66 @@
+"""The default engine: one pass in topological order, events for programs in which ops queue."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.engine import events
+from simulator.engine.fold import Folding
+from simulator.errors import DeadlockError
+from simulator.kernels.one_pass import one_pass
+from simulator.lower.check import deadlock_of
+from simulator.program import NONE, Int32, Int64, Program
+from simulator.timeline import Timeline
+
+CELLS = 50_000_000
+"""Ops between two moments in which an interrupt is heard (about half a second)."""
+
+
+def run(program: Program, ticks: Int64, folding: Folding) -> Timeline:
+    """Return when every op started and ended; see `simulator.engine.run`."""
+    if len(program.slot) and (program.slot != NONE).any():
+        return events.run(program, ticks, folding)
+    offset, rows = program.units
+    if len(rows) < len(program.rank):
+        raise DeadlockError(deadlock_of(program))
+    columns = len(folding.tiles)
+    start = np.empty((len(program.rank), columns), np.int64)
+    end = np.empty_like(start)
+    joint = program.joint[rows[offset[:-1]]]
+    partition = np.where(joint == NONE, NONE, _or_none(program.partition)[joint])
+    arguments = (
+        offset, rows, partition.astype(np.int64), program.pred_offset, program.preds,
+        program.stream_previous, classes_of_columns(program, folding),
+        ticks_of_columns(ticks, folding), start, end,
+    )  # fmt: skip
+    units = len(offset) - 1
+    stride = max(1, CELLS // max(columns, 1))
+    for first in range(0, units, stride):
+        one_pass(start.size, first, min(first + stride, units), *arguments)
+    return timeline_of(program, folding, start, end)
+
+
+def _or_none(column: Int64) -> Int64:
+    """Return a column that can be indexed by NONE too."""
+    return np.append(column, NONE)
+
+
+def timeline_of(program: Program, folding: Folding, start: Int64, end: Int64) -> Timeline:
+    """Return the timeline of (rows, columns) times."""
+    if program.tiling is None:
+        return Timeline(start[:, 0], end[:, 0])
+    return Timeline(start, end, folding.column_of_tile)
+
+
+def ticks_of_columns(ticks: Int64, folding: Folding) -> Int64:
+    """Return the ticks of the tiles that are run, as (rows, columns or 1)."""
+    if ticks.shape[1] == 1 or len(folding.tiles) == ticks.shape[1]:
+        return np.ascontiguousarray(ticks)
+    return np.ascontiguousarray(ticks[:, folding.tiles])
+
+
+def classes_of_columns(program: Program, folding: Folding) -> Int32:
+    """Return (partitions, columns): classes counted from 0 among the tiles that are run."""
+    kept = program.classes[:, folding.tiles]
+    rows = [np.unique(row, return_inverse=True)[1].reshape(-1) for row in kept]
+    return np.array(rows, np.int32).reshape(len(kept), -1)
