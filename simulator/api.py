@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import math
+
 from simulator.describe.scenario import Scenario
-from simulator.engine import run
+from simulator.engine import Folding, fold, run
 from simulator.errors import DescriptionError
 from simulator.hardware import price
 from simulator.lower import Actions, lower, lower_schedule
 from simulator.report.result import Result
-from simulator.schedules import actions_of
+from simulator.schedules import BUBBLE_FRACTION, actions_of, schedule_name
 
 
-def simulate(scenario: Scenario, *, engine: str = "reference") -> Result:
+def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = True) -> Result:
     """Run a scenario and return its result.
 
+    Args:
+        scenario: what to simulate.
+        engine: one of `simulator.engine.ENGINES`; all give the same times.
+        folded: whether one rank may stand for others that provably run alike.
+
     Raises:
-        DescriptionError: when the scenario names a schedule that does not exist.
+        DescriptionError: when the scenario is too large for this machine or for the clock.
         ProgramError: when the program cannot run; it says which ranks and ops.
     """
     program = lower(scenario)
-    timeline = run(program, price(program, scenario.cluster), engine)
-    notes = pipeline_notes(scenario.plan.pp, scenario.num_microbatches)
-    return Result(program, timeline, scenario, notes)
+    ticks = price(program, scenario.cluster)
+    folding = fold(program, ticks) if folded else Folding.none(program)
+    timeline = run(program, ticks, engine, folding)
+    plan = scenario.plan
+    notes = pipeline_notes(plan.schedule, plan.pp, scenario.num_microbatches)
+    return Result(program, timeline, scenario, (*notes, *filter(None, [folding.reason])))
 
 
 def simulate_schedule(
@@ -32,7 +42,7 @@ def simulate_schedule(
     forward: float = 1.0,
     backward: float = 2.0,
     latency: float = 0.0,
-    engine: str = "reference",
+    engine: str = "compiled",
 ) -> Result:
     """Run a schedule whose stages all take the same stated times.
 
@@ -51,9 +61,9 @@ def simulate_schedule(
         DeadlockError: when ranks wait for each other's messages.
     """
     problems = [
-        f"{name} {value:g} must be at least 0"
+        f"{name} {value:g} must be at least 0 and finite"
         for name, value in (("forward", forward), ("backward", backward), ("latency", latency))
-        if not value >= 0
+        if not 0 <= value < math.inf
     ]
     for name, count in (("stages", stages), ("microbatches", microbatches)):
         if isinstance(schedule, str) and (count is None or count < 1):
@@ -64,19 +74,18 @@ def simulate_schedule(
     if isinstance(schedule, str):
         assert stages is not None  # checked above
         assert microbatches is not None
-        schedule, notes = (
-            actions_of(schedule, stages, microbatches),
-            pipeline_notes(stages, microbatches),
-        )
+        notes = pipeline_notes(schedule, stages, microbatches)
+        schedule = actions_of(schedule, stages, microbatches)
     program = lower_schedule(schedule, forward=forward, backward=backward, latency=latency)
     return Result(program, run(program, price(program), engine), None, notes)
 
 
-def pipeline_notes(stages: int, microbatches: int) -> tuple[str, ...]:
-    """Return a warning when a pipeline has fewer microbatches than stages."""
-    if microbatches >= stages:
+def pipeline_notes(schedule: str, stages: int, microbatches: int) -> tuple[str, ...]:
+    """Return a warning when a pipeline has fewer microbatches than stages, and more would help."""
+    formula = BUBBLE_FRACTION.get(schedule_name(schedule))
+    if microbatches >= stages or formula is None:
         return ()
-    now, better = ((stages - 1) / (m + stages - 1) for m in (microbatches, 4 * stages))
+    now, better = formula(stages, microbatches), formula(stages, 4 * stages)
     return (
         f"{microbatches} microbatches on {stages} stages (M<P): bubble {now:.1%}; "
         f"use M>={4 * stages} for <={better:.1%}",

@@ -55,8 +55,7 @@ def run(
 ) -> int:  # fmt: skip
     """Simulate SCENARIO and report step time, memory and the bottleneck."""
     figures = [_figure(text) for text in plots]
-    outputs = [Path(p) for p in (trace, json_path) if p and p != "-"]
-    _check_outputs([*outputs, *(path for _, path in figures)])
+    _check_outputs(json_path, trace)
     loaded = _load(scenario, overrides)
     from simulator.api import simulate
 
@@ -105,7 +104,7 @@ def show_schedule(
 ) -> None:  # fmt: skip
     """Print schedule NAME over time; without NAME list the schedules."""
     if plot:
-        _check_outputs([Path(plot)])
+        _figure(plot)
     if name is None:
         from simulator.schedules import SCHEDULES
 
@@ -173,24 +172,29 @@ def _load(scenario: str, overrides: tuple[str, ...]) -> Scenario:
 
 
 def _figure(text: str) -> tuple[str, Path]:
-    """Return the figure and the file of a ``--plot`` value."""
+    """Return the figure and the file of a ``--plot`` value, after checking both."""
+    from simulator.report.palette import check_path
     from simulator.report.plots import FIGURES
 
     name, equals, path = text.partition("=")
     if not equals:
         name, path = "pipeline", text
     if name not in FIGURES:
-        raise DescriptionError(
-            f"--plot {text!r}: no figure {name!r}; there are {', '.join(FIGURES)}"
-        )
+        known = ", ".join(FIGURES)
+        raise DescriptionError(f"--plot {text!r}: no figure {name!r}; there are {known}")
+    check_path(path)
     return name, Path(path)
 
 
-def _check_outputs(paths: list[Path]) -> None:
+def _check_outputs(json_path: str | None, trace: str | None) -> None:
     from simulator.files import check_writable
 
-    for path in paths:
-        check_writable(path)
+    if json_path and json_path != "-":
+        check_writable(Path(json_path))
+    if trace:
+        from simulator.report.trace import SUFFIXES
+
+        check_writable(Path(trace), SUFFIXES)
 
 
 def _write_json(document: dict[str, Any], target: str) -> None:

@@ -52,7 +52,7 @@ class Kernel:
     dtype: str
     """Precision whose peak rate applies, a key of `Device.peak`."""
     matmul: tuple[int, int, int, int] | None = None
-    """(batch, m, n, k) where the kernel is a matrix product."""
+    """(batch, m, n, k) of the kernel's matrix products; None where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,9 @@ class Program:
     action: Int8
     """Index into `ACTIONS`: the phase that the op belongs to."""
     stage: Int16
-    microbatch: Int16
+    microbatch: Int32
     layer: Int16
-    step: Int16
+    step: Int32
     cost: Int32
     """Index into `costs`."""
     joint: Int32
@@ -146,7 +146,7 @@ class Program:
     """Row i starts after ``preds[pred_offset[i]:pred_offset[i + 1]]`` have ended."""
     preds: Int32
     joint_group: Int32
-    """Group of each joint op, by joint number; with tiling that of class 0, the next ones follow."""
+    """Group of each joint op; with tiling that of class 0, whose next ones follow it."""
     groups: Groups
     costs: tuple[Cost, ...]
     streams: tuple[str, ...]

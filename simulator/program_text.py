@@ -8,6 +8,7 @@
     cost 1 flow send_recv bytes=4096
     group 0 0,1
     joint 0 group=0
+    desk 0 servers=2
     static 0 1000000
     static 1 1000000
     op 0 rank=0 compute     0F0      layer=0 step=0 cost=0  # "layer F"
@@ -15,7 +16,8 @@
     op 2 rank=1 -           1RECV_F0 step=0 cost=1 @0  # send_recv
     end
 
-What is absent (a layer, a stage, predecessors) is left out, and a stream that is absent is ``-``.
+A tiled program is written without its tiling, a line for every op. What is absent (a layer, a
+stage, predecessors, a ``desk=0`` that an op queues at) is left out; an absent stream is ``-``.
 Names that are not plain words are quoted as in JSON. Blank lines and ``#`` comments mean nothing.
 """
 
@@ -26,6 +28,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -46,13 +49,17 @@ from simulator.program import (
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _TOKEN = re.compile(r'#.*|((?:[^\s"#]|"(?:[^"\\]|\\.)*")+)|(\S)')
 _ACTION = re.compile(rf"([0-9]*)({'|'.join(sorted(ACTIONS, key=len, reverse=True))})([0-9]*)")
-_COLUMNS = ("rank", "stream", "action", "stage", "microbatch", "layer", "step", "cost", "joint")
-_DTYPES = {"rank": np.int32, "action": np.int8, "cost": np.int32, "joint": np.int32}
+_COLUMNS = (
+    "rank", "stream", "action", "stage", "microbatch", "layer", "step", "cost", "joint", "slot",
+)  # fmt: skip
+_DTYPES = {"action": np.int8, "stream": np.int16, "stage": np.int16, "layer": np.int16,
+           "slot": np.int16}  # fmt: skip
 _INT16_END, _INT32_END = 2**15, 2**31
 
 
 def format_program(program: Program) -> str:
     """Return the text of a program, which `parse_program` reads back."""
+    program = program.flat
     streams = [_quote(name) for name in program.streams]
     lines = [f"program ranks={program.num_ranks} ops={len(program)}"]
     lines += [f"stream {number} {name}" for number, name in enumerate(streams)]
@@ -63,6 +70,7 @@ def format_program(program: Program) -> str:
     lines += [
         f"joint {number} group={group}" for number, group in enumerate(program.joint_group.tolist())
     ]
+    lines += [f"desk {number} servers={count}" for number, count in enumerate(program.servers)]
     lines += [
         f"static {rank} {_real(size)}" for rank, size in enumerate(program.static_bytes.tolist())
     ]
@@ -84,7 +92,7 @@ def _cost_lines(number: int, cost: Cost) -> list[str]:
 
 
 def _op_lines(program: Program, streams: list[str]) -> list[str]:
-    columns = [getattr(program, name).tolist() for name in _COLUMNS]
+    columns = [getattr(program, name).tolist() or [NONE] * len(program) for name in _COLUMNS]
     offset, preds = program.pred_offset.tolist(), program.preds.tolist()
     width = max(map(len, streams), default=1)
     lanes = [name.ljust(width) for name in (*streams, "-")]  # NONE is -1, the last one
@@ -93,11 +101,21 @@ def _op_lines(program: Program, streams: list[str]) -> list[str]:
         f"op {op} rank={rank} {lanes[stream]} "
         f"{_absent('', stage) + ACTIONS[action] + _absent('', microbatch):<8}"
         f"{_absent(' layer=', layer)} step={step} cost={cost}{_absent(' @', joint)}"
+        f"{_absent(' desk=', slot)}"
         f"{' after=' if offset[op] < offset[op + 1] else ''}"
         f"{_join(preds[offset[op] : offset[op + 1]])}  # {names[cost]}"
-        for op, (rank, stream, action, stage, microbatch, layer, step, cost, joint) in enumerate(
-            zip(*columns, strict=True)
-        )
+        for op, (
+            rank,
+            stream,
+            action,
+            stage,
+            microbatch,
+            layer,
+            step,
+            cost,
+            joint,
+            slot,
+        ) in enumerate(zip(*columns, strict=True))
     ]
 
 
@@ -129,6 +147,7 @@ class _Draft:
     costs: list[Cost] = field(default_factory=list)
     groups: list[list[int]] = field(default_factory=list)
     joint_group: list[int] = field(default_factory=list)
+    servers: list[int] = field(default_factory=list)
     static: list[float] = field(default_factory=list)
     ops: list[tuple[int, ...]] = field(default_factory=list)
     preds: list[list[int]] = field(default_factory=list)
@@ -157,12 +176,15 @@ def parse_program(text: str) -> Program:
 
 def _program(draft: _Draft) -> Program:
     columns = list(zip(*draft.ops, strict=True)) or [()] * len(_COLUMNS)
-    arrays = {
-        name: np.array(column, _DTYPES.get(name, np.int16))
+    arrays: dict[str, Any] = {
+        name: np.array(column, _DTYPES.get(name, np.int32))
         for name, column in zip(_COLUMNS, columns, strict=True)
     }
+    if not draft.servers:
+        arrays["slot"] = np.zeros(0, np.int16)
     return Program(
         **arrays,
+        servers=tuple(draft.servers),
         pred_offset=_offsets(draft.preds),
         preds=np.array([pred for preds in draft.preds for pred in preds], np.int32),
         joint_group=np.array(draft.joint_group, np.int32),
@@ -259,6 +281,12 @@ def _read_joint(draft: _Draft, words: list[str]) -> None:
     draft.joint_group.append(_whole(fields["group"], "group", len(draft.groups)))
 
 
+def _read_desk(draft: _Draft, words: list[str]) -> None:
+    words = _numbered(words, "desk", len(draft.servers))
+    fields = _fields(words, "a desk", required=("servers",))
+    draft.servers.append(_whole(fields["servers"], "number of servers", _INT32_END))
+
+
 def _read_static(draft: _Draft, words: list[str]) -> None:
     words = _numbered(words, "static", len(draft.static))
     _whole(str(len(draft.static)), "rank", draft.num_ranks)
@@ -280,18 +308,19 @@ def _read_op(draft: _Draft, words: list[str]) -> None:
         raise ValueError(f"{label!r} is not an action; write for example 3F0 or 1SEND_F2")
     rest = [f"joint={w[1:]}" if w[0] == "@" else w for w in words[3:]]
     fields = _fields([words[0], *rest], "an op", required=("rank", "step", "cost"),
-                     optional=("layer", "joint", "after"))  # fmt: skip
+                     optional=("layer", "joint", "after", "desk"))  # fmt: skip
     draft.ops.append(
         (
             _whole(fields["rank"], "rank", draft.num_ranks),
             stream,
             ACTION_CODE[action[2]],
             _whole(action[1], "stage", _INT16_END) if action[1] else NONE,
-            _whole(action[3], "microbatch", _INT16_END) if action[3] else NONE,
+            _whole(action[3], "microbatch", _INT32_END) if action[3] else NONE,
             _whole(fields["layer"], "layer", _INT16_END) if "layer" in fields else NONE,
-            _whole(fields["step"], "step", _INT16_END),
+            _whole(fields["step"], "step", _INT32_END),
             _whole(fields["cost"], "cost", len(draft.costs)),
             _whole(fields["joint"], "joint", len(draft.joint_group)) if "joint" in fields else NONE,
+            _whole(fields["desk"], "desk", len(draft.servers)) if "desk" in fields else NONE,
         )
     )
     after = fields.get("after")
@@ -316,6 +345,7 @@ _READERS: dict[str, Callable[[_Draft, list[str]], None]] = {
     "kernel": _read_kernel,
     "group": _read_group,
     "joint": _read_joint,
+    "desk": _read_desk,
     "static": _read_static,
     "op": _read_op,
     "end": _read_end,

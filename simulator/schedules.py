@@ -93,6 +93,13 @@ SCHEDULES: dict[str, Schedule] = {"naive": naive, "GPipe": gpipe, "1F1B": one_f_
 """Schedules by name, as torch.distributed.pipelining names them; add a function to add one."""
 
 
+BUBBLE_FRACTION: dict[str, Callable[[int, int], float]] = {
+    "GPipe": lambda stages, m: (stages - 1) / (m + stages - 1),
+    "1F1B": lambda stages, m: (stages - 1) / (m + stages - 1),
+}
+"""Bubble fraction for equal stages and free messages, of schedules where it falls with m."""
+
+
 def schedule_name(name: str) -> str:
     """Return the registered spelling of a schedule's name, whatever its case.
 
@@ -121,6 +128,8 @@ def check_actions(actions: Actions) -> None:
     Raises:
         ScheduleError: with the grid and the offending cell marked.
     """
+    if not any(actions):
+        raise ScheduleError("a schedule needs at least one action")
     home: dict[int, int] = {}
     seen: set[Action] = set()
     for rank, row in enumerate(actions):
@@ -131,6 +140,47 @@ def check_actions(actions: Actions) -> None:
             seen.add(action)
             home[action.stage] = rank
     _check_complete(actions, home, seen)
+    if any(a.kind in _OTHER_SIDE for a in seen):
+        _check_messages(actions, home, seen)
+
+
+_OTHER_SIDE = {"SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1),
+               "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1)}  # fmt: skip
+"""The other side of a message: its kind, and how many stages further it is done."""
+
+
+def _check_messages(actions: Actions, home: dict[int, int], seen: set[Action]) -> None:
+    """Check that messages have two sides, and come before what needs them, after what they send."""
+    last = max(home)
+    for rank, row in enumerate(actions):
+        before: set[tuple[str, int, int]] = set()
+        for position, action in enumerate(row):
+            stage, kind, m = action
+            complaint = None
+            if kind in _OTHER_SIDE:
+                other, offset = _OTHER_SIDE[kind]
+                if Action(stage + offset, other, m) not in seen:
+                    complaint = f"{action} on rank {rank} has no {stage + offset}{other}{m}"
+            if kind == "F" and stage > 0 and home[stage - 1] != rank:
+                complaint = _absent(action, rank, "RECV_F", before)
+            elif kind in ("B", "I") and stage < last and home[stage + 1] != rank:
+                complaint = _absent(action, rank, "RECV_B", before)
+            elif kind == "SEND_F" and ("F", stage, m) not in before:
+                complaint = f"{action} on rank {rank} comes before {stage}F{m}, which it sends"
+            elif kind == "SEND_B" and not {("B", stage, m), ("I", stage, m)} & before:
+                complaint = f"{action} on rank {rank} comes before {stage}B{m}, which it sends"
+            if complaint:
+                raise ScheduleError(f"{complaint}\n{grid(actions, (rank, position))}")
+            before.add((kind, stage, m))
+
+
+def _absent(
+    action: Action, rank: int, receive: str, before: set[tuple[str, int, int]]
+) -> str | None:
+    stage, _, m = action
+    if (receive, stage, m) in before:
+        return None
+    return f"{action} on rank {rank} has no {stage}{receive}{m} before it"
 
 
 def _complaint(action: Action, rank: int, home: dict[int, int], seen: set[Action]) -> str | None:

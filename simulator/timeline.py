@@ -38,7 +38,7 @@ class Timeline:
         """Tiles whose times are kept."""
         return 1 if self.column_of_tile is None else len(self.column_of_tile)
 
-    def flat_of(self, tiles: npt.NDArray[np.integer]) -> Timeline:  # type: ignore[type-arg]
+    def flat_of(self, tiles: npt.NDArray[np.integer]) -> Timeline:
         """Return the times of some tiles' ops, as `Program.flat_of` numbers them."""
         if self.column_of_tile is None:
             return self

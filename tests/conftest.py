@@ -28,12 +28,14 @@ class Op(NamedTuple):
     action: str = "F"
     name: str = "op"
     step: int = 0
+    desk: int | None = None
 
 
 def make_program(
     ops: Sequence[Op],
     groups: Mapping[str, Sequence[int]] | None = None,
     num_ranks: int | None = None,
+    servers: Sequence[int] = (),
 ) -> tuple[Program, np.ndarray[Any, np.dtype[np.int64]]]:
     """Return the Program of ops, ids by position, and their ticks.
 
@@ -57,9 +59,9 @@ def make_program(
         stream=column([streams.index(o.stream) if o.stream else NONE for o in ops], np.int16),
         action=column([ACTION_CODE[o.action] for o in ops], np.int8),
         stage=column([NONE] * len(ops), np.int16),
-        microbatch=column([NONE] * len(ops), np.int16),
+        microbatch=column([NONE] * len(ops), np.int32),
         layer=column([NONE] * len(ops), np.int16),
-        step=column([o.step for o in ops], np.int16),
+        step=column([o.step for o in ops], np.int32),
         cost=column([
             costs.index(Flow(o.name, float(o.ticks), 0.0) if o.joint else Work(o.name, seconds=0.0))
             for o in ops
@@ -74,6 +76,8 @@ def make_program(
         ),
         costs=tuple(costs),
         streams=streams,
+        slot=column([NONE if o.desk is None else o.desk for o in ops] if servers else [], np.int16),
+        servers=tuple(servers),
         num_ranks=num_ranks or max((o.rank for o in ops), default=0) + 1,
     )  # fmt: skip
     return program, column([o.ticks for o in ops], np.int64)

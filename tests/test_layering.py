@@ -13,6 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Leftmost first: a module may import from its own layer and from those before it.
 LAYERS = (
     ("units", "errors"),
+    ("kernels",),
     ("program", "timeline", "files"),
     ("schedules", "program_text"),
     ("describe",),
@@ -28,6 +29,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 DOORS = {
     "click": {"cli.py"},
+    "numba": {"kernels/jit.py"},
     "matplotlib": {"report/plots.py", "report/palette.py"},
     "pandas": {"report/result.py"},
     "simpy": {"engine/reference.py"},
@@ -85,7 +87,7 @@ def loaded_after(statement):
 
 
 def test_importing_the_package_loads_no_heavy_library():
-    heavy = {"numpy", "pandas", "matplotlib", "simpy", "click", "torch"}
+    heavy = {"numpy", "numba", "pandas", "matplotlib", "simpy", "click", "torch"}
     assert not heavy & loaded_after("import simulator")
 
 
@@ -95,7 +97,7 @@ def test_the_help_of_the_command_line_needs_no_numpy():
 
 def test_simulating_loads_neither_pandas_nor_matplotlib():
     code = "import simulator; simulator.simulate_schedule('1F1B', stages=2, microbatches=2)"
-    assert not {"pandas", "matplotlib"} & loaded_after(code)
+    assert not {"numba", "pandas", "matplotlib"} & loaded_after(code)
 
 
 def test_the_public_names_are_these():

@@ -214,7 +214,7 @@ def test_the_program_does_the_flops_of_the_formula(
 ) -> None:
     s = scenario_of(plan=plan, run={"attention": "unfused", "num_steps": 1})
     tokens = 4 * 32 * plan.get("dp", 1)
-    assert matmul_flops(lower(s)) == tokens * (6 * 204_800 + 98_304)
+    assert matmul_flops(lower(s).flat) == tokens * (6 * 204_800 + 98_304)
     assert model_flops_per_token(s) == 6 * 204_800 + 98_304
 
 
@@ -224,14 +224,14 @@ def test_flash_attention_skips_the_masked_half_and_recomputes_the_scores(
     scenario_of: ScenarioOf,
 ) -> None:
     s = scenario_of(run={"attention": "flash", "num_steps": 1})
-    assert matmul_flops(lower(s)) == 4 * 32 * (6 * 204_800 + 98_304 * 7 / 12)
+    assert matmul_flops(lower(s).flat) == 4 * 32 * (6 * 204_800 + 98_304 * 7 / 12)
 
 
 # Recomputation repeats the forward of the layers, 2*4*12*64^2 + 4*4*64*32 a token, not the head's.
 def test_recomputation_repeats_the_forward_of_the_layers(scenario_of: ScenarioOf) -> None:
     s = scenario_of(plan={"recompute": "full"}, run={"attention": "unfused", "num_steps": 1})
     again = 2 * 4 * 12 * 64**2 + 4 * 4 * 64 * 32
-    assert matmul_flops(lower(s)) == 4 * 32 * (6 * 204_800 + 98_304 + again)
+    assert matmul_flops(lower(s).flat) == 4 * 32 * (6 * 204_800 + 98_304 + again)
     assert layer_flops_per_token(s) == again
 
 
@@ -241,7 +241,7 @@ def test_recomputation_repeats_the_forward_of_the_layers(scenario_of: ScenarioOf
 def test_tensor_parallelism_all_reduces_four_times_a_layer_and_microbatch(
     scenario_of: ScenarioOf,
 ) -> None:
-    program = lower(scenario_of(plan={"tp": 2}, run={"num_steps": 1}))
+    program = lower(scenario_of(plan={"tp": 2}, run={"num_steps": 1})).flat
     counts = Counter(
         (int(program.rank[op]), int(program.layer[op]), int(program.microbatch[op]))
         for op, _ in flows(program, "tp")
@@ -253,14 +253,14 @@ def test_tensor_parallelism_all_reduces_four_times_a_layer_and_microbatch(
 
 # Each moves the activations of the microbatch: 2 bytes * 32 tokens * 64; the loss fp32 a token.
 def test_tensor_parallel_all_reduces_move_the_activations(scenario_of: ScenarioOf) -> None:
-    program = lower(scenario_of(plan={"tp": 2}, run={"num_steps": 1}))
+    program = lower(scenario_of(plan={"tp": 2}, run={"num_steps": 1})).flat
     sizes = Counter(cost.bytes for op, cost in flows(program, "tp") if program.rank[op] == 0)
     assert sizes == {2.0 * 32 * 64: 4 * (4 * 4 + 2), 4.0 * 32: 4 * 3}
 
 
 # A recomputed forward all-reduces again: 2 more a layer.
 def test_recomputation_repeats_the_all_reduces_of_the_forward(scenario_of: ScenarioOf) -> None:
-    program = lower(scenario_of(plan={"tp": 2, "recompute": "full"}, run={"num_steps": 1}))
+    program = lower(scenario_of(plan={"tp": 2, "recompute": "full"}, run={"num_steps": 1})).flat
     layers = [op for op, _ in flows(program, "tp") if program.layer[op] == 2]
     assert len(layers) == 2 * 4 * 6  # ranks x microbatches x all-reduces
 
@@ -283,7 +283,7 @@ def test_a_rank_reduces_each_of_its_gradients_once(
         plan={"dp": 2, "bucket_size": bucket, **plan},
         run={"num_steps": 1, "detail": detail},
     )
-    program = lower(s)
+    program = lower(s).flat
     reduced: Counter[int] = Counter()
     for op, cost in flows(program, "dp"):
         reduced[int(program.rank[op])] += int(cost.bytes)
@@ -307,7 +307,7 @@ def test_a_tied_embedding_of_two_stages_is_summed_between_them(scenario_of: Scen
         10_240 + 2 * 49_984,
         2 * 49_984 + 128 + 8_192,
     ]
-    program = lower(s)
+    program = lower(s).flat
     assert [(int(program.rank[op]), cost.bytes) for op, cost in flows(program, "tied")] == [
         (0, 2.0 * 8_192),
         (1, 2.0 * 8_192),
@@ -317,13 +317,13 @@ def test_a_tied_embedding_of_two_stages_is_summed_between_them(scenario_of: Scen
 def test_an_untied_head_is_not_summed_with_the_embedding(
     scenario_of: ScenarioOf, llama: Model
 ) -> None:
-    assert not flows(lower(scenario_of(model=llama, plan={"pp": 2})), "tied")
+    assert not flows(lower(scenario_of(model=llama, plan={"pp": 2})).flat, "tied")
 
 
 # Question 32: dp 2 x pp 2 x tp 2, every axis moves bytes; pp sends each microbatch's activations
 # forward and their gradients back: 2 bytes * 32 tokens * 64.
 def test_question_32_every_parallel_axis_emits_flows(scenario_of: ScenarioOf) -> None:
-    program = lower(scenario_of(plan={"dp": 2, "pp": 2, "tp": 2}, run={"num_steps": 1}))
+    program = lower(scenario_of(plan={"dp": 2, "pp": 2, "tp": 2}, run={"num_steps": 1})).flat
     moved = {name: flows(program, name) for name in program.streams}
     assert all(moved[axis] for axis in ("dp", "tp", "tied"))
     messages = [cost.bytes for name in moved if name.startswith("send") for _, cost in moved[name]]
@@ -334,7 +334,7 @@ def test_question_32_every_parallel_axis_emits_flows(scenario_of: ScenarioOf) ->
 
 # With one rank on an axis there is nothing to say on it.
 def test_a_single_rank_emits_no_flows(scenario_of: ScenarioOf) -> None:
-    assert not lower(scenario_of()).is_flow.any()
+    assert not lower(scenario_of()).flat.is_flow.any()
 
 
 def coordinates(order: tuple[str, ...], degrees: dict[str, int], rank: int) -> dict[str, int]:
@@ -352,7 +352,7 @@ def test_groups_join_the_ranks_that_differ_along_one_axis_only(
     scenario_of: ScenarioOf, order: tuple[str, ...]
 ) -> None:
     degrees = {"dp": 2, "pp": 4, "tp": 2}
-    program = lower(scenario_of(plan={**degrees, "order": order}, run={"num_steps": 1}))
+    program = lower(scenario_of(plan={**degrees, "order": order}, run={"num_steps": 1})).flat
     for joint in range(len(program.joint_group)):
         ranks = program.groups[program.joint_group[joint]].tolist()
         here = [coordinates(order, degrees, rank) for rank in ranks]

@@ -93,7 +93,7 @@ def test_flows_cover_the_time_in_which_a_rank_communicates(schedule: Result) -> 
 
 
 def test_later_chunks_of_a_rank_are_paler() -> None:
-    from simulator.lower.schedules import Action
+    from simulator.schedules import Action
 
     # Two stages on each of two ranks, one microbatch.
     actions = tuple(

@@ -78,9 +78,9 @@ def programs(draw: st.DrawFn) -> Program:
         stream=column(np.int16, NONE, len(streams) - 1),
         action=column(np.int8, 0, len(ACTIONS) - 1),
         stage=column(np.int16, NONE, 2**15 - 1),
-        microbatch=column(np.int16, NONE, 2**15 - 1),
+        microbatch=column(np.int32, NONE, 2**15 - 1),
         layer=column(np.int16, NONE, 2**15 - 1),
-        step=column(np.int16, 0, 2**15 - 1),
+        step=column(np.int32, 0, 2**15 - 1),
         cost=column(np.int32, 0, len(costs) - 1),
         joint=column(np.int32, NONE, len(joints) - 1),
         pred_offset=pred_offset,
@@ -124,14 +124,14 @@ def test_the_program_of_a_schedule_reads_back(name: str, stages: int, microbatch
 
 
 def test_the_program_of_a_scenario_reads_back(scenario_of: Callable[..., Scenario]) -> None:
-    program = lower(scenario_of(plan={"pp": 2, "tp": 2, "dp": 2}, run={"num_steps": 2}))
+    program = lower(scenario_of(plan={"pp": 2, "tp": 2, "dp": 2}, run={"num_steps": 2})).flat
     assert parse_program(format_program(program)) == program
 
 
 def test_the_columns_of_a_lowered_program_have_the_dtypes_that_its_text_gives(
     scenario_of: Callable[..., Scenario],
 ) -> None:
-    program = lower(scenario_of(plan={"pp": 2, "tp": 2}))
+    program = lower(scenario_of(plan={"pp": 2, "tp": 2})).flat
     assert dtypes(parse_program(format_program(program))) == dtypes(program)
 
 

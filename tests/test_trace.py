@@ -96,7 +96,7 @@ def test_ops_without_a_stream_lie_side_by_side(bare: Result, tmp_path: Path) -> 
     ops = len(bare.program)
     program = replace(bare.program, stream=np.full(ops, NONE, np.int16))
     timeline = Timeline(np.zeros(ops, np.int64), np.full(ops, 7, np.int64))
-    write_trace(replace(bare, program=program, timeline=timeline), tmp_path / "t.json")
+    write_trace(replace(bare, tiled=program, times=timeline), tmp_path / "t.json")
     found = read(tmp_path / "t.json")
     assert (len(of_phase(found, "X")), overlaps(found)) == (ops, 0)
 
@@ -300,7 +300,7 @@ def test_a_program_without_ops_is_an_empty_trace(
 
 @pytest.mark.parametrize("name", ["t.pftrace", "t.gz", "t", "t.json.zip"])
 def test_any_other_kind_of_name_is_refused(bare: Result, tmp_path: Path, name: str) -> None:
-    with pytest.raises(DescriptionError, match=r"a trace ends in \.json or \.json\.gz$"):
+    with pytest.raises(DescriptionError, match=r"must end in \.json or \.json\.gz$"):
         write_trace(bare, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 

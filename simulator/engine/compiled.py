@@ -27,7 +27,7 @@ def run(program: Program, ticks: Int64, folding: Folding) -> Timeline:
     start = np.empty((len(program.rank), columns), np.int64)
     end = np.empty_like(start)
     joint = program.joint[rows[offset[:-1]]]
-    partition = np.where(joint == NONE, NONE, _or_none(program.partition)[joint])
+    partition = np.append(program.partition, NONE)[joint]  # NONE is -1: the last one
     arguments = (
         offset, rows, partition.astype(np.int64), program.pred_offset, program.preds,
         program.stream_previous, classes_of_columns(program, folding),
@@ -38,11 +38,6 @@ def run(program: Program, ticks: Int64, folding: Folding) -> Timeline:
     for first in range(0, units, stride):
         one_pass(start.size, first, min(first + stride, units), *arguments)
     return timeline_of(program, folding, start, end)
-
-
-def _or_none(column: Int64) -> Int64:
-    """Return a column that can be indexed by NONE too."""
-    return np.append(column, NONE)
 
 
 def timeline_of(program: Program, folding: Folding, start: Int64, end: Int64) -> Timeline:

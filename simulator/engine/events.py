@@ -8,7 +8,7 @@ from simulator.engine import compiled
 from simulator.engine.fold import Folding
 from simulator.errors import DeadlockError
 from simulator.lower.check import explain_deadlock
-from simulator.program import NONE, Int32, Int64, Program
+from simulator.program import NONE, Int16, Int64, Program
 from simulator.timeline import Timeline
 
 BUDGET = 5_000_000
@@ -56,7 +56,7 @@ def run(program: Program, ticks: Int64, folding: Folding) -> Timeline:
     return compiled.timeline_of(program, folding, start, end)
 
 
-def _desks(program: Program, slot: Int32, columns: int) -> tuple[Int64, Int64]:
+def _desks(program: Program, slot: Int16, columns: int) -> tuple[Int64, Int64]:
     """Return free servers and the place of the queue of each desk on each column."""
     free = np.repeat(np.array(program.servers, np.int64), columns)
     count = np.bincount(slot[slot != NONE], minlength=len(program.servers))

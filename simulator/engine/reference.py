@@ -6,12 +6,15 @@ whole picoseconds: every delay is an int, so sums are exact.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import heapq
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import simpy
+from simpy.events import EventPriority
 
+from simulator.engine.fold import Folding
 from simulator.errors import DeadlockError
 from simulator.lower.check import explain_deadlock
 from simulator.program import NONE, Int64, Program
@@ -35,14 +38,60 @@ class _Meeting:
         return self.begun
 
 
+class _Desks:
+    """Servers that ops queue for: first come first served, ties in order of op id.
+
+    Servers are granted when a tick has come to rest: after every op that ends at that tick has
+    freed its own, and every op that is ready because of it has asked.
+    """
+
+    AFTER_ALL_ELSE = EventPriority(2)
+    """SimPy's priority for what happens last at a tick; ordinary events have 1."""
+
+    def __init__(self, env: simpy.Environment, servers: Sequence[int]) -> None:
+        self.env = env
+        self.free = list(servers)
+        self.queues: list[list[tuple[Any, ...]]] = [[] for _ in servers]
+        self.due = False
+
+    def request(self, desk: int, op: int) -> simpy.Event:
+        """Ask for a server; return what happens when one is granted."""
+        granted = self.env.event()
+        heapq.heappush(self.queues[desk], (self.env.now, op, granted))
+        self._grant_later()
+        return granted
+
+    def release(self, desk: int) -> None:
+        """Give a server back."""
+        self.free[desk] += 1
+        self._grant_later()
+
+    def _grant_later(self) -> None:
+        if not self.due:
+            self.due = True
+            rest = self.env.event()
+            rest.callbacks.append(self._grant)
+            rest._ok, rest._value = True, None
+            self.env.schedule(rest, priority=self.AFTER_ALL_ELSE)
+
+    def _grant(self, _rest: simpy.Event) -> None:
+        self.due = False
+        for desk, queue in enumerate(self.queues):
+            while self.free[desk] and queue:
+                self.free[desk] -= 1
+                heapq.heappop(queue)[2].succeed()
+
+
 class _Run:
-    """One run of a program: its clock, who has ended, and who meets."""
+    """One run of a program: its clock, who has ended, who meets and who queues."""
 
     def __init__(self, program: Program, ticks: Int64) -> None:
         self.program = program
         self.ticks: list[int] = ticks.tolist()
+        self.slot = program.slot.tolist() or [NONE] * len(program)
         self.env = simpy.Environment()
         self.ended = [self.env.event() for _ in range(len(program))]
+        self.desks = _Desks(self.env, program.servers)
         self.meetings = [
             _Meeting(self.env, size) for size in np.diff(program.joint_members.offset).tolist()
         ]
@@ -56,30 +105,35 @@ class _Run:
             yield from (event for event in inputs if not event.processed)
             if self.program.joint[op] != NONE:
                 yield self.meetings[self.program.joint[op]].arrive()
+            if self.slot[op] != NONE:
+                yield self.desks.request(self.slot[op], op)
             self.start[op] = self.env.now
             if self.ticks[op]:
                 yield self.env.timeout(self.ticks[op])
             self.end[op] = self.env.now
             self.ended[op].succeed()
+            if self.slot[op] != NONE:
+                self.desks.release(self.slot[op])
 
 
-def run(program: Program, ticks: Int64) -> Timeline:
-    """Return when every op started and ended.
-
-    Args:
-        program: what to run.
-        ticks: how long each op holds once it has started.
+def run(program: Program, ticks: Int64, _folding: Folding) -> Timeline:
+    """Return when every op started and ended; every rank runs, folded or not.
 
     Raises:
         DeadlockError: when ops are left that can never start; it says who waits for whom.
     """
-    now = _Run(program, ticks)
-    for ops in _streams(program):
+    flat = program.flat
+    wide = np.broadcast_to(ticks, (len(program.rank), program.num_tiles))
+    now = _Run(flat, wide.ravel())
+    for ops in _streams(flat):
         now.env.process(now.stream(ops))
     now.env.run()
     if (now.end == NONE).any():
-        raise DeadlockError(explain_deadlock(program, now.end != NONE))
-    return Timeline(now.start, now.end)
+        raise DeadlockError(explain_deadlock(flat, now.end != NONE))
+    if program.tiling is None:
+        return Timeline(now.start, now.end)
+    shape = wide.shape
+    return Timeline(now.start.reshape(shape), now.end.reshape(shape), np.arange(shape[1]))
 
 
 def _streams(program: Program) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.describe.cluster import Cluster
-from simulator.errors import ProgramError
+from simulator.errors import DescriptionError, ProgramError
 from simulator.hardware.compute import work_seconds
 from simulator.hardware.network import GroupShape, flow_seconds, group_shapes
 from simulator.program import NONE, Int64, Program, Work
@@ -22,6 +22,7 @@ def price(program: Program, cluster: Cluster | None = None) -> Int64:
     Without a cluster every cost must state its seconds.
 
     Raises:
+        DescriptionError: when the run may last longer than the clock of ticks can tell.
         ProgramError: when a cost has no stated seconds and there is no cluster.
     """
     shapes: list[GroupShape] = []
@@ -38,6 +39,13 @@ def price(program: Program, cluster: Cluster | None = None) -> Int64:
             seconds[number] = sum(work_seconds(cost, cluster.node.device).values())
         elif shapes:
             seconds[number] = [flow_seconds(cost, shape, cluster) for shape in shapes]
+    # No path passes a row twice, so the sum over rows bounds every time of the run.
+    bound = float(seconds.max(axis=1)[program.cost].sum())
+    if not bound * TICKS_PER_SECOND < 2**62:
+        raise DescriptionError(
+            f"the run may last {bound:.3g} s, more than the clock of whole picoseconds holds "
+            f"({2**62 / TICKS_PER_SECOND:.3g} s); simulate less of it, or with shorter times"
+        )
     table = np.rint(seconds * TICKS_PER_SECOND).astype(np.int64)
     ticks = table[program.cost, 0][:, None]
     flows = np.flatnonzero(program.joint != NONE)
@@ -46,7 +54,8 @@ def price(program: Program, cluster: Cluster | None = None) -> Int64:
     if by_joint.shape[1] > 1:
         ticks = np.repeat(ticks, program.num_tiles, axis=1)
     ticks[flows] = table[program.cost[flows][:, None], by_joint[joint]]
-    return ticks if program.tiling is not None else ticks[:, 0]
+    priced: Int64 = ticks if program.tiling is not None else ticks[:, 0]
+    return priced
 
 
 def _shapes_by_tile(program: Program, shape_of_group: Int64) -> Int64:

@@ -16,7 +16,7 @@ def kernel_seconds(kernel: Kernel, device: Device) -> tuple[float, str]:
     al., 2009, with the sustained shares that the device's file states in place of the peaks.
     """
     rate = device.peak[kernel.dtype]
-    efficiency = device.matmul_efficiency if kernel.matmul or kernel.dtype != "fp32" else 1.0
+    efficiency = device.matmul_efficiency if kernel.matmul else 1.0
     arithmetic = kernel.flops / (rate * efficiency)
     memory = kernel.bytes / (device.memory_bandwidth * device.memory_efficiency)
     return (arithmetic, "compute") if arithmetic >= memory else (memory, "memory")

@@ -15,7 +15,7 @@ from simulator.kernels.jit import prepared_numba
 njit = prepared_numba().njit
 
 
-@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+@njit(cache=True, inline="always")
 def _push(heap_tick, heap_op, size, tick, op):  # type: ignore[no-untyped-def]
     """Add to a four-way heap of (tick, op)."""
     i = size
@@ -30,7 +30,7 @@ def _push(heap_tick, heap_op, size, tick, op):  # type: ignore[no-untyped-def]
     heap_op[i] = op
 
 
-@njit(cache=True, inline="always")  # type: ignore[untyped-decorator]
+@njit(cache=True, inline="always")
 def _pop(heap_tick, heap_op, size):  # type: ignore[no-untyped-def]
     """Remove the first of a heap that holds `size`; what was first is no longer in it."""
     last = size - 1
@@ -56,7 +56,7 @@ def _pop(heap_tick, heap_op, size):  # type: ignore[no-untyped-def]
     heap_op[i] = op
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def prepare(pred_offset, previous, member_offset, class_size, joint_partition, columns):  # type: ignore[no-untyped-def]
     """Return what each op still waits for, and the members that each joint instance misses.
 
@@ -78,7 +78,7 @@ def prepare(pred_offset, previous, member_offset, class_size, joint_partition, c
     return waiting, missing
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def run_events(  # type: ignore[no-untyped-def]
     budget, state, waiting, missing, next_offset, nexts, joint, member_offset, members,
     joint_partition, class_of_column, class_offset, class_columns, slot, free, queue_offset,
@@ -124,7 +124,13 @@ def run_events(  # type: ignore[no-untyped-def]
                         for x in range(class_offset[partition, k], class_offset[partition, k + 1]):
                             d = class_columns[partition, x]
                             start[o, d] = now
-                            _push(heap_tick, heap_op, size, now + ticks[o, d * stride], o * columns + d)
+                            _push(
+                                heap_tick,
+                                heap_op,
+                                size,
+                                now + ticks[o, d * stride],
+                                o * columns + d,
+                            )
                             size += 1
             elif slot[i] >= 0:
                 s = slot[i] * columns + c

@@ -32,6 +32,7 @@ class Kernel:
         self.__doc__ = function.__doc__
 
     def __call__(self, size: int, *arguments: Any) -> Any:
+        """Run the function on its arguments."""
         if size < SMALL:
             return self.function(*arguments)
         return self.compiled(*arguments)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.describe.scenario import Scenario
-from simulator.lower.bodies import Body, CostTable, StageBodies, stage_bodies
+from simulator.lower.bodies import (
+    COMPUTE,
+    CostTable,
+    Segment,
+    StageBodies,
+    body,
+    stage_bodies,
+)
 from simulator.lower.check import check
 from simulator.lower.memory import static_memory
 from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import cached_grid, expand, repeat_steps
 from simulator.lower.replicate import replicate
-from simulator.program import NONE, Flow, Program, Work
+from simulator.program import Flow, Program, Work
 from simulator.schedules import (
     Action,
     Actions,
@@ -61,16 +68,11 @@ def lower_schedule(
     table = CostTable()
     stages = max((a.stage for row in actions for a in row), default=-1) + 1
     # One kept activation counts one byte: its memory over time is the microbatches in flight.
-    one_f = _single(Work("F", seconds=forward, alloc_bytes=1.0), table)
-    one_b = _single(Work("B", seconds=backward, free_bytes=1.0), table)
-    bodies = [StageBodies(one_f, one_b, one_b, one_b, one_b)] * stages
+    one_f = body([Segment(Work("F", seconds=forward, alloc_bytes=1.0), COMPUTE)], table)
+    one_b = body([Segment(Work("B", seconds=backward, free_bytes=1.0), COMPUTE)], table)
+    nothing = body([], table)
+    bodies = [StageBodies(one_f, one_b, one_b, nothing, nothing)] * stages
     message = Flow("send_recv", 0.0, seconds=latency)
     replica = expand(cached_grid(actions), bodies, message, table)
     mesh = Mesh(dp=1, pp=len(actions), tp=1, strides=(len(actions), 1, 1))
     return check(replicate(replica, mesh, tuple(table.costs), np.zeros(len(actions))))
-
-
-def _single(work: Work, table: CostTable) -> Body:
-    zero = np.zeros(1, np.int16)
-    cost = np.array([table.number(work)], np.int32)
-    return Body(cost, zero, np.full(1, NONE, np.int16), zero, 0)

@@ -113,38 +113,42 @@ FORWARD = Pass("F", lambda o: o.forward, reverse=False, keeps=True, frees=False,
 BACKWARD = Pass("B", lambda o: o.backward, reverse=True, keeps=False, frees=True, completes=True)
 
 
-def segments(
-    block: Block, run: Pass, detail: str, gradient: int, kept: Callable[[int, Operator], float]
-) -> list[Segment]:
+class Holding(NamedTuple):
+    """What the operators of a block hold, given their index and themselves."""
+
+    kept: Callable[[int, Operator], float]
+    """Bytes of activations from forward to backward."""
+    gradient: Callable[[int, Operator], float]
+    """Bytes of weight gradients."""
+
+
+def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Segment]:
     """Return the segments of one pass through a block: kernels joined between collectives.
 
     Args:
         block: operators in forward order.
         run: which parts, in which direction.
         detail: ``layer`` joins kernels between collectives, ``kernel`` keeps them apart.
-        gradient: bytes of one parameter's gradient.
-        kept: bytes of the activations that an operator, at its index, keeps.
+        holding: what operators keep and complete.
     """
     out: list[Segment] = []
     kernels: list[Kernel] = []
-    memory = grads = 0.0
+    alloc = free = grads = 0.0
 
     def close() -> None:
-        nonlocal memory, grads
-        if not kernels:
-            return
-        name = f"{block.name} {run.name}" if detail == "layer" else kernels[0].name
-        alloc, free = (memory if run.keeps else 0.0), (memory if run.frees else 0.0)
-        work = Work(name, tuple(kernels), alloc_bytes=alloc, free_bytes=free)
-        out.append(Segment(work, COMPUTE, gradient_bytes=grads))
+        nonlocal alloc, free, grads
+        if kernels:
+            name = f"{block.name} {run.name}" if detail == "layer" else kernels[0].name
+            work = Work(name, tuple(kernels), alloc_bytes=alloc, free_bytes=free)
+            out.append(Segment(work, COMPUTE, gradient_bytes=grads))
         kernels.clear()
-        memory = grads = 0.0
+        alloc = free = grads = 0.0
 
     indexed = list(enumerate(block.operators))
     for index, operator in reversed(indexed) if run.reverse else indexed:
         parts = run.parts(operator)
-        memory += kept(index, operator)
-        for part in parts:
+        own = [i for i, part in enumerate(parts) if isinstance(part, Kernel)]
+        for i, part in enumerate(parts):
             if isinstance(part, Flow):
                 close()
                 out.append(Segment(part, TP))
@@ -152,8 +156,13 @@ def segments(
             if detail == "kernel":
                 close()
             kernels.append(part)
-        if run.completes:
-            grads += operator.params * gradient
+            # memory comes alive with an operator's first kernel and is released with its last
+            if run.keeps and i == own[0]:
+                alloc += holding.kept(index, operator)
+            if run.frees and i == own[-1]:
+                free += holding.kept(index, operator)
+            if run.completes and i == own[-1]:
+                grads += holding.gradient(index, operator)
     close()
     return out
 
@@ -195,16 +204,14 @@ def _one_stage(
     num_layers, is_first, is_last = key
     forward: list[Segment] = []
     backward: list[Segment] = []
-    for name, block in (
-        ("embedding", parts.embedding),
-        ("layer", parts.layer),
-        ("head", parts.head),
-    ):
-        present = {"embedding": is_first, "layer": True, "head": is_last}[name]
-        if not present:
+    # a head that shares the embedding of its own stage has no gradient of its own
+    shared = s.model.tie_word_embeddings and is_first and is_last
+    present = {"embedding": is_first, "layer": True, "head": is_last}
+    for block in (parts.embedding, parts.layer, parts.head):
+        if not present[block.name]:
             continue
-        f, b = _passes(s, block)
-        for layer in range(num_layers) if name == "layer" else (NONE,):
+        f, b = _passes(s, block, shared)
+        for layer in range(num_layers) if block is parts.layer else (NONE,):
             forward += [seg._replace(layer=layer) for seg in f]
             backward[:0] = [seg._replace(layer=layer) for seg in b]
     params = stage_params(s, parts, *key)
@@ -219,24 +226,29 @@ def _one_stage(
     )
 
 
-def _passes(s: Scenario, block: Block) -> tuple[list[Segment], list[Segment]]:
+def _passes(s: Scenario, block: Block, shared: bool) -> tuple[list[Segment], list[Segment]]:
     """Return the forward and the backward segments of a block, with recomputation if planned."""
-    detail, gradient = s.run.detail, s.precision.gradient
+    detail, size = s.run.detail, s.precision.gradient
+
+    def gradient(_index: int, o: Operator) -> float:
+        return 0.0 if shared and o.name == "head" else float(o.params * size)
+
+    def everything(_index: int, o: Operator) -> float:
+        return o.kept_bytes
+
+    def layer_input(index: int, o: Operator) -> float:  # the first operator keeps it
+        return o.kept_bytes if index == 0 else 0.0
+
+    def all_but_input(index: int, o: Operator) -> float:
+        return 0.0 if index == 0 else o.kept_bytes
+
+    backward = segments(block, BACKWARD, detail, Holding(everything, gradient))
     if s.plan.recompute == "none" or block.name != "layer":
-        everything = lambda _index, o: o.kept_bytes  # noqa: E731
-        return (
-            segments(block, FORWARD, detail, gradient, everything),
-            segments(block, BACKWARD, detail, gradient, everything),
-        )
-    # Forward keeps the layer's input, which its first operator keeps; backward runs the forward
-    # again, keeps the rest, and frees all.
-    only_input = lambda index, o: o.kept_bytes if index == 0 else 0.0  # noqa: E731
-    the_rest = lambda index, o: 0.0 if index == 0 else o.kept_bytes  # noqa: E731
+        return segments(block, FORWARD, detail, Holding(everything, gradient)), backward
     again = FORWARD._replace(name="recompute")
     return (
-        segments(block, FORWARD, detail, gradient, only_input),
-        segments(block, again, detail, gradient, the_rest)
-        + segments(block, BACKWARD, detail, gradient, lambda _index, o: o.kept_bytes),
+        segments(block, FORWARD, detail, Holding(layer_input, gradient)),
+        segments(block, again, detail, Holding(all_but_input, gradient)) + backward,
     )
 
 

@@ -35,10 +35,17 @@ def _check_columns(program: Program) -> None:
         ("cost", program.cost, len(program.costs)),
         ("predecessor", program.preds, n),
         ("rank", program.rank, len(program.tile_ranks)),
+        ("stream", program.stream[program.stream != NONE], len(program.streams)),
+        ("joint number", program.joint[program.joint != NONE], len(program.joint_group)),
+        ("group", program.joint_group, len(program.groups)),
         ("desk", program.slot[program.slot != NONE], len(program.servers)),
     ):
         if len(column) and (column.min() < 0 or column.max() >= limit):
             raise ProgramError(f"a {name} of the program lies outside 0..{limit - 1}")
+    groups = program.groups
+    member = np.repeat(np.arange(len(groups)), np.diff(groups.offset)) * program.num_ranks
+    if len(np.unique(member + groups.ranks)) < len(member):
+        raise ProgramError("a group of the program holds a rank twice")
     if (program.is_flow != (program.joint != NONE)).any():
         op = int(np.argmax(program.is_flow != (program.joint != NONE)))
         raise ProgramError(f"op {op} ({program.label(op)}): a flow is joint and nothing else is")
@@ -65,9 +72,11 @@ def _check_members(program: Program) -> None:
     for partition, meeting in enumerate(tiles):
         joints = np.flatnonzero(program.partition == partition)
         owner = np.repeat(joints, present[joints])
-        rows = np.concatenate([np.zeros(0, np.int32), *(members[j] for j in joints.tolist())]) if (
-            len(joints) < len(program.joint_group)
-        ) else members.ranks
+        rows = (
+            np.concatenate([np.zeros(0, np.int32), *(members[j] for j in joints.tolist())])
+            if (len(joints) < len(program.joint_group))
+            else members.ranks
+        )
         ranks = program.tile_ranks[program.rank[rows]][:, meeting]
         key_here = np.sort((owner[:, None] * program.num_ranks + ranks).ravel())
         owner = np.repeat(joints, sizes[joints])
@@ -77,7 +86,7 @@ def _check_members(program: Program) -> None:
         offset = np.repeat(program.groups.offset[group[joints]], sizes[joints])
         key_group = np.sort(owner * program.num_ranks + program.groups.ranks[offset + within])
         if (key_here != key_group).any():
-            joint = int(key_group[np.argmax(key_here != key_group)] // program.num_ranks)
+            joint = int(owner[np.argmax(key_here != key_group)])
             raise ProgramError(_incomplete(program, joint, tiles, int(group[joint])))
     cost = program.cost[members.ranks]
     first = np.repeat(cost[members.offset[:-1]], present)

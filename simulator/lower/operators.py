@@ -64,7 +64,8 @@ def linear(
     name: str, e: Elements, *, tokens: int, inputs: int, outputs: int, bias: bool
 ) -> Operator:
     """Multiply (tokens x inputs) with a weight (inputs x outputs); keeps its input."""
-    wgrad = _product(f"{name} wgrad", e, 1, inputs, outputs, tokens, out=e.gradient)
+    # the gradient is added to what earlier microbatches left: read and written
+    wgrad = _product(f"{name} wgrad", e, 1, inputs, outputs, tokens, out=2 * e.gradient)
     return Operator(
         name=name,
         forward=(_product(name, e, 1, tokens, outputs, inputs),),
@@ -87,14 +88,12 @@ def pointwise(
     kept_bytes: float,
     params: int = 0,
     flops_per_element: float = 1.0,
-    element: int | None = None,
 ) -> Operator:
     """Apply an element-wise function, bound by the bytes it moves; arguments count elements."""
-    size = element or e.activation
 
     def kernel(label: str, read: float, written: float) -> Kernel:
         flops = flops_per_element * max(read, written)
-        return Kernel(label, flops, size * (read + written), "fp32")
+        return Kernel(label, flops, e.activation * (read + written), "fp32")
 
     return Operator(
         name=name,
@@ -124,11 +123,15 @@ def activation(name: str, e: Elements, *, size: float, gated: bool) -> Operator:
 
 
 def residual(name: str, e: Elements, *, size: float, dropout: bool) -> Operator:
-    """Add to the residual stream, after dropout where the model has it (mask: one byte each)."""
+    """Add to the residual stream, after dropout where the model has it (mask: one byte each).
+
+    Backward adds the gradients of the two branches, and drops out again.
+    """
     mask = size / e.activation if dropout else 0.0
+    again = size if dropout else 0.0
     return pointwise(
-        name, e, reads=2 * size, writes=size + mask, grad_reads=size + mask,
-        grad_writes=size if dropout else 0.0, kept_bytes=size if dropout else 0.0,
+        name, e, reads=2 * size, writes=size + mask, grad_reads=2 * size + again + mask,
+        grad_writes=size + again, kept_bytes=size if dropout else 0.0,
     )  # fmt: skip
 
 
@@ -159,12 +162,12 @@ def flash_attention(e: Elements, heads: Heads) -> Operator:
     q, kv = b * s * a * d, 2 * b * s * g * d
     product = 2.0 * b * a * s * s * d / 2  # one of the products, the masked half skipped
     rows = FP32 * b * s * a
+    shape = (b * a, s, s, d)  # of its products
+    read, read_back = e.activation * (2 * q + kv) + rows, e.activation * (4 * q + 2 * kv) + rows
     return Operator(
         name="attention",
-        forward=(Kernel("attention", 2 * product, e.activation * (2 * q + kv) + rows, e.matmul),),
-        input_grad=(
-            Kernel("attention grad", 5 * product, e.activation * (4 * q + 2 * kv) + rows, e.matmul),
-        ),
+        forward=(Kernel("attention", 2 * product, read, e.matmul, shape),),
+        input_grad=(Kernel("attention grad", 5 * product, read_back, e.matmul, shape),),
         kept_bytes=e.activation * (q + kv) + rows,
         model_flops=4.0 * b * a * s * s * d,
     )
@@ -227,12 +230,19 @@ def embedding(
 
 
 def cross_entropy(e: Elements, *, tokens: int, vocab: int) -> Operator:
-    """Softmax and loss over the vocabulary in fp32; the logits' fp32 copy is kept for backward."""
-    size = tokens * vocab
-    return pointwise(
-        "loss", e, reads=size, writes=size, grad_reads=size, grad_writes=size,
-        kept_bytes=FP32 * size, flops_per_element=5, element=FP32,
-    )  # fmt: skip
+    """Softmax and loss over the vocabulary in fp32; the fp32 probabilities are kept for backward.
+
+    Where logits are shorter than fp32 a copy is made, and the gradient is copied back.
+    """
+    size = float(tokens * vocab)
+    copy = size * (e.activation + FP32) if e.activation < FP32 else 0.0
+    moved = size * 2 * FP32 + copy
+    return Operator(
+        name="loss",
+        forward=(Kernel("loss", 5 * size, moved, "fp32"),),
+        input_grad=(Kernel("loss grad", 2 * size, moved, "fp32"),),
+        kept_bytes=FP32 * size,
+    )
 
 
 def entering_tensor_parallel(size: float) -> Operator:

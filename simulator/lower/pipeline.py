@@ -50,9 +50,9 @@ class Template:
     stream: Int16
     action: npt.NDArray[np.int8]
     stage: Int16
-    microbatch: Int16
+    microbatch: Int32
     layer: Int16
-    step: Int16
+    step: Int32
     cost: Int32
     pred: Int32
     """The one predecessor of each op besides its stream, or NONE."""
@@ -91,9 +91,6 @@ def expand(grid: Grid, bodies: list[StageBodies], message: Flow, table: CostTabl
         bodies: by stage.
         message: cost of one send of activations or gradients between stages.
         table: where the costs of the bodies are numbered.
-
-    Raises:
-        ScheduleError: when an action needs what no receive brings.
     """
     shared, number = _body_numbers(grid, bodies)
     lengths = np.array([len(b) for b in shared] + [1], np.int64)  # the last is one send or receive
@@ -131,9 +128,9 @@ def expand(grid: Grid, bodies: list[StageBodies], message: Flow, table: CostTabl
         stream=stream.astype(np.int16),
         action=grid.kind[action].astype(np.int8),
         stage=grid.stage[action].astype(np.int16),
-        microbatch=grid.microbatch[action].astype(np.int16),
+        microbatch=grid.microbatch[action],
         layer=column("layer").astype(np.int16),
-        step=np.zeros(first[-1], np.int16),
+        step=np.zeros(first[-1], np.int32),
         cost=column("cost"),
         pred=pred.astype(np.int32),
         scope=scope.astype(np.int8),
@@ -220,11 +217,6 @@ def _entries(grid: Grid, exits: Int64, first: Int64, stream: npt.NDArray[np.int3
         if code == INPUT_GRAD:  # the stage after may do its backward whole
             handed = np.maximum(handed, exit_of(BACKWARD, offset))
         source = np.where(arrived != NONE, arrived, np.where(local(offset), handed, NONE))
-        if (mine & (source == NONE)).any():
-            bad = int(np.argmax(mine & (source == NONE)))
-            raise ScheduleError(
-                f"{_spell(grid, bad)} on rank {grid.rank[bad]} has no {ACTIONS[receive]} before it"
-            )
         entry[mine] = source[mine]
     backward = np.maximum(exit_of(BACKWARD, 0), exit_of(INPUT_GRAD, 0))
     for code, source in (
@@ -233,9 +225,6 @@ def _entries(grid: Grid, exits: Int64, first: Int64, stream: npt.NDArray[np.int3
         (WEIGHT_GRAD, exit_of(INPUT_GRAD, 0)),
     ):
         entry[kind == code] = source[kind == code]
-        if ((kind == code) & (source == NONE)).any():
-            bad = int(np.argmax((kind == code) & (source == NONE)))
-            raise ScheduleError(f"{_spell(grid, bad)} has nothing to send")
     _after_reductions(grid, exits, first, stream, entry)
     return entry
 
@@ -305,7 +294,7 @@ def repeat_steps(one: Template, num_steps: int) -> Template:
     return replace(
         one,
         **columns,
-        step=step.astype(np.int16),
+        step=step,
         pred=tiled(one.pred, ops),
         joint=tiled(one.joint, joints),
         joint_scope=np.tile(one.joint_scope, num_steps),

@@ -35,6 +35,13 @@ def replicate(
     static[ranks] = static_bytes[:, None]
     partition = np.array([PARTITION[scope] for scope in SCOPES], np.int8)[one.joint_scope]
     first_group, groups = _groups(one, mesh, ranks)
+    tiling = None  # one replica is the whole
+    if len(replicas) > 1:
+        tiling = Tiling(
+            axes=(("dp", mesh.dp), ("tp", mesh.tp)),
+            ranks=ranks.astype(np.int32),
+            classes=np.stack([replicas, dp, tp]).astype(np.int32),
+        )
     return Program(
         rank=one.rank,
         stream=one.stream,
@@ -53,12 +60,8 @@ def replicate(
         streams=one.streams,
         num_ranks=mesh.world_size,
         static_bytes=static,
-        tiling=Tiling(
-            axes=(("dp", mesh.dp), ("tp", mesh.tp)),
-            ranks=ranks.astype(np.int32),
-            classes=np.stack([replicas, dp, tp]).astype(np.int32),
-        ),
-        joint_partition=partition,
+        tiling=tiling,
+        joint_partition=partition if tiling is not None else np.zeros(0, np.int8),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from simulator.kernels.pieces import pieces
 from simulator.program import ACTION_CODE, ACTIONS, NONE, Int64, Program
 from simulator.timeline import Timeline
 
@@ -33,21 +34,24 @@ def work_category(action: str) -> str:
 class Breakdown:
     """Ticks of every rank in a window of time, by category; rows are `CATEGORIES`."""
 
-    begin: int
-    end: int
     ticks: Int64
-    """(categories, ranks); each column sums to `window`."""
-
-    @property
-    def window(self) -> int:
-        """Length of the window, in ticks."""
-        return self.end - self.begin
+    """(categories, ranks); each column sums to the rank's `window`."""
+    window: Int64
+    """Length of the window of each rank, in ticks."""
+    busy: Int64
+    """Work of each row of the program within the windows, over all tiles."""
 
     def of(self, *categories: str) -> Int64:
         """Return the ticks of some categories together, by rank."""
         rows = [CATEGORIES.index(c) for c in categories]
         total: Int64 = self.ticks[rows].sum(axis=0)
         return total
+
+    @property
+    def shares(self) -> npt.NDArray[np.float64]:
+        """(categories, ranks): share of each rank's window."""
+        shares: npt.NDArray[np.float64] = self.ticks / np.maximum(self.window, 1)
+        return shares
 
     @property
     def bubble(self) -> Int64:
@@ -57,12 +61,14 @@ class Breakdown:
     @property
     def bubble_fraction(self) -> npt.NDArray[np.float64]:
         """Bubble over the whole window, by rank: (p-1)/(m+p-1) for plain GPipe and 1F1B."""
-        return self.bubble / max(self.window, 1)
+        fraction: npt.NDArray[np.float64] = self.bubble / np.maximum(self.window, 1)
+        return fraction
 
     @property
     def bubble_ratio(self) -> npt.NDArray[np.float64]:
         """Bubble over the time of work, by rank: Megatron's (p-1)/m."""
-        return self.bubble / np.maximum(self.of(*WORK), 1)
+        ratio: npt.NDArray[np.float64] = self.bubble / np.maximum(self.of(*WORK), 1)
+        return ratio
 
 
 def stream_category(stream: str) -> str:
@@ -70,77 +76,47 @@ def stream_category(stream: str) -> str:
     return "pp" if stream.startswith(("send", "recv")) else stream
 
 
-def breakdown(program: Program, timeline: Timeline, begin: int, end: int) -> Breakdown:
-    """Return where the time of every rank goes between two ticks."""
-    ticks = np.zeros((len(CATEGORIES), program.num_ranks), np.int64)
+def breakdown(
+    program: Program, timeline: Timeline, begin: Int64 | int, end: Int64 | int
+) -> Breakdown:
+    """Return where the time of every rank goes between two ticks.
+
+    Args:
+        program: what has run.
+        timeline: when its ops started and ended.
+        begin: first tick, one for all or (ranks of a tile, columns of the timeline).
+        end: last tick, likewise.
+    """
+    start, finish = timeline.columns
+    shape = (len(program.tile_ranks), start.shape[1])
+    begin, end = (np.broadcast_to(np.asarray(x, np.int64), shape) for x in (begin, end))
+    column = timeline.column_of_tile
+    if column is None:
+        column = np.zeros(1, np.int64)
     ops = np.flatnonzero(program.stream == program.streams.index("compute"))
     ops = ops[np.argsort(program.rank[ops], kind="stable")]
-    rank = program.rank[ops].astype(np.int64)
-    lo = np.clip(timeline.start[ops], begin, end)
-    hi = np.clip(timeline.end[ops], begin, end)
-
-    category = _work_categories()[program.action[ops]]
-    np.add.at(ticks, (category, rank), hi - lo)
-
-    first = np.append(True, rank[1:] != rank[:-1])
-    gap_begin = np.where(first, begin, np.roll(hi, 1))
-    bubble = _expose(program, timeline, ops, gap_begin, lo, ticks)
-    phase = _bubble_phases(program, timeline, ops, rank, begin)
-    np.add.at(ticks, (phase, rank), bubble)
-
-    last = np.append(first[1:], True)
-    tail = np.full(program.num_ranks, end - begin, np.int64)
-    tail[rank[last]] = end - hi[last]
-    ticks[CATEGORIES.index("drain")] += tail
-    return Breakdown(begin, end, ticks)
+    offset = np.searchsorted(program.rank[ops], np.arange(shape[0] + 1))
+    flows = [CATEGORIES.index(c) if (c := stream_category(s)) in COMMUNICATION else NONE
+             for s in program.streams]  # fmt: skip
+    flow_category = np.where(program.is_flow, np.array(flows, np.int64)[program.stream], NONE)
+    out = np.zeros((len(CATEGORIES), *shape), np.int64)
+    busy = np.zeros(len(program.rank), np.int64)
+    pieces(
+        len(ops) * shape[1], ops, offset, _work_categories()[program.action], flow_category,
+        program.action == ACTION_CODE["OPT"], tuple(CATEGORIES.index(name) for name in BUBBLE),
+        program.pred_offset, program.preds, program.stream_previous, start, finish, begin, end,
+        np.bincount(column, minlength=shape[1]), out, busy,
+    )  # fmt: skip
+    ticks = np.zeros((len(CATEGORIES), program.num_ranks), np.int64)
+    ticks[:, program.tile_ranks] = out[:, :, column]
+    window = np.zeros(program.num_ranks, np.int64)
+    window[program.tile_ranks] = (end - begin)[:, column]
+    return Breakdown(ticks, window, busy)
 
 
 def _work_categories() -> Int64:
     """Return the category of work by action code."""
     return np.array([CATEGORIES.index(work_category(name)) for name in ACTIONS], np.int64)
-
-
-def _bubble_phases(
-    program: Program, timeline: Timeline, ops: Int64, rank: Int64, begin: int
-) -> Int64:
-    """Return which kind of bubble lies before each compute op."""
-    fill, stall, drain = (CATEGORIES.index(name) for name in BUBBLE)
-    phase = np.full(len(ops), stall, np.int64)
-    inside = np.flatnonzero(timeline.end[ops] > begin)
-    _, first = np.unique(rank[inside], return_index=True)
-    phase[inside[first]] = fill
-    phase[program.action[ops] == ACTION_CODE["OPT"]] = drain
-    return phase
-
-
-def _expose(
-    program: Program, timeline: Timeline, ops: Int64, lo: Int64, hi: Int64, ticks: Int64
-) -> Int64:
-    """Count exposed communication in the gaps [lo, hi) before ops; return what is left of them.
-
-    A gap is followed backwards: the flow that the op waited for, the flow that this one waited
-    for, and so on, for as long as they reach into the gap.
-    """
-    categories = np.array(
-        [CATEGORIES.index(c) if (c := stream_category(s)) in COMMUNICATION else NONE
-         for s in program.streams], np.int64,
-    )  # fmt: skip
-    left = hi - lo
-    gaps = np.flatnonzero(left > 0)
-    cause = binding(program, timeline, ops[gaps], streams=False)
-    until = hi[gaps].copy()
-    while True:
-        alive = (cause != NONE) & (until > lo[gaps])
-        alive[alive] &= program.is_flow[cause[alive]]
-        gaps, cause, until = gaps[alive], cause[alive], until[alive]
-        if not len(gaps):
-            return left
-        begun = np.maximum(timeline.start[cause], lo[gaps])
-        moved = np.maximum(np.minimum(timeline.end[cause], until) - begun, 0)
-        np.add.at(ticks, (categories[program.stream[cause]], program.rank[cause]), moved)
-        left[gaps] -= moved
-        until = np.minimum(until, timeline.start[cause])
-        cause = binding(program, timeline, cause, streams=True)
 
 
 def binding(program: Program, timeline: Timeline, ops: Int64, *, streams: bool) -> Int64:

@@ -3,49 +3,77 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from simulator.program import Int64, Program, Work
+from simulator.program import NONE, Int64, Program, Work
 from simulator.timeline import Timeline
 
 Float64 = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class MemoryTimeline:
-    """Activation bytes of all ranks as steps: after `time[i]`, rank `rank[i]` holds `bytes[i]`."""
+    """Activations alive over time; what is alive all the time is `Program.static_bytes`.
 
-    rank: npt.NDArray[np.int32]
-    time: Int64
-    bytes: Float64
-    """Activations alive; what is alive all the time is `Program.static_bytes`."""
-    peak: Float64
-    """Most activation bytes at any time, by rank."""
+    At equal times releases come before allocations.
+    """
+
+    program: Program
+    timeline: Timeline
+
+    @cached_property
+    def moved(self) -> tuple[Float64, Float64]:
+        """Bytes that each row of the program allocates at its start and frees at its end."""
+        work = [c if isinstance(c, Work) else Work("") for c in self.program.costs]
+        alloc = np.array([w.alloc_bytes for w in work], np.float64)[self.program.cost]
+        free = np.array([w.free_bytes for w in work], np.float64)[self.program.cost]
+        return alloc, free
+
+    @cached_property
+    def peak(self) -> Float64:
+        """Most activation bytes at any time, by rank."""
+        ranks = self.program.tile_ranks
+        peak = np.zeros(self.program.num_ranks)
+        alloc, free = self.moved
+        rows = np.flatnonzero((alloc != 0) | (free != 0))
+        rows = rows[np.argsort(self.program.rank[rows], kind="stable")]
+        rank, stream = self.program.rank[rows], self.program.stream[rows]
+        first = np.flatnonzero(np.append(True, rank[1:] != rank[:-1]))[: len(rows)]
+        one_stream = np.ones(len(ranks), bool)
+        other = (stream == NONE) | (stream != np.repeat(stream[first], _runs(first, len(rows))))
+        one_stream[rank[other]] = False
+        if len(rows):
+            # In one stream the rows of a rank run in order, whenever they do: peaks need no times.
+            before = np.concatenate([[0.0], np.cumsum(alloc[rows] - free[rows])])[:-1]
+            alive = before - np.repeat(before[first], _runs(first, len(rows))) + alloc[rows]
+            peak[ranks[rank[first]]] = np.maximum.reduceat(alive, first)[:, None]
+        for mixed in np.flatnonzero(~one_stream):
+            for one in ranks[mixed].tolist():
+                peak[one] = self.of_rank(one)[1].max(initial=0.0)
+        return np.maximum(peak, 0.0)
 
     def of_rank(self, rank: int) -> tuple[Int64, Float64]:
-        """Return the times and bytes of one rank."""
-        begin, end = np.searchsorted(self.rank, [rank, rank + 1])
-        return self.time[begin:end], self.bytes[begin:end]
+        """Return times, and the bytes that are alive from each of them on, of one rank."""
+        at, tile = (int(x[0]) for x in np.nonzero(self.program.tile_ranks == rank))
+        start, end = self.timeline.columns
+        column = 0 if self.timeline.column_of_tile is None else self.timeline.column_of_tile[tile]
+        rows = np.flatnonzero(self.program.rank == at)
+        alloc, free = (moved[rows] for moved in self.moved)
+        up, down = rows[alloc != 0], rows[free != 0]
+        time = np.concatenate([end[down, column], start[up, column]])
+        delta = np.concatenate([-free[free != 0], alloc[alloc != 0]])
+        order = np.argsort(time, kind="stable")  # releases, listed first, stay first
+        return time[order], np.cumsum(delta[order])
+
+
+def _runs(first: Int64, length: int) -> Int64:
+    """Return the lengths of runs that begin at `first` and end with the whole."""
+    return np.diff(np.append(first, length))
 
 
 def memory_over_time(program: Program, timeline: Timeline) -> MemoryTimeline:
-    """Return the activations alive over time; at equal times releases come before allocations."""
-    work = [c if isinstance(c, Work) else Work("") for c in program.costs]
-    alloc = np.array([w.alloc_bytes for w in work])[program.cost]
-    free = np.array([w.free_bytes for w in work])[program.cost]
-    up, down = np.flatnonzero(alloc), np.flatnonzero(free)
-    rank = np.concatenate([program.rank[down], program.rank[up]])
-    time = np.concatenate([timeline.end[down], timeline.start[up]])
-    delta = np.concatenate([-free[down], alloc[up]])
-    order = np.lexsort((time, rank))  # stable: releases, listed first, stay first at equal times
-    rank, time, delta = rank[order], time[order], delta[order]
-    total = np.cumsum(delta)
-    present, first = np.unique(rank, return_index=True)
-    before = np.concatenate([[0.0], total])[first]
-    alive = total - np.repeat(before, np.diff(np.append(first, len(rank))))
-    peak = np.zeros(program.num_ranks)
-    if len(present):
-        peak[present] = np.maximum.reduceat(alive, first)
-    return MemoryTimeline(rank, time, alive, np.maximum(peak, 0.0))
+    """Return the activations alive over time."""
+    return MemoryTimeline(program, timeline)

@@ -276,7 +276,8 @@ def boxes(
 def points_per_unit(ax: Axes) -> tuple[float, float]:
     """Return how many points a unit of x and a unit of y are long."""
     (x0, x1), (y0, y1) = ax.get_xlim(), ax.get_ylim()
-    width, height = ax.get_window_extent().size / ax.figure.dpi
+    extent: Any = ax.get_window_extent().size
+    width, height = extent / ax.figure.dpi
     return 72 * float(width) / abs(x1 - x0), 72 * float(height) / abs(y1 - y0)
 
 
@@ -315,7 +316,7 @@ def row_axis(ax: Axes, labels: Sequence[str], middle: float) -> None:
 def stage_ranks(result: Result) -> Int64:
     """Return one rank of each stage, the first of its replica; every rank of a bare schedule."""
     if result.scenario is None:
-        return np.arange(result.program.num_ranks)
+        return np.arange(result.tiled.num_ranks)
     mesh = Mesh.of(result.scenario.plan)
     return mesh.rank(0, np.arange(mesh.pp), 0)
 
@@ -328,8 +329,9 @@ def sample(ranks: Int64) -> Int64:
 
 def stages_of(result: Result, rank: int) -> list[int]:
     """Return the stages that a rank computes."""
-    p = result.program
-    stages = np.unique(p.stage[(p.rank == rank) & (p.action == ACTION_CODE["F"])])
+    p = result.tiled
+    place = int(np.nonzero(p.tile_ranks == rank)[0][0])
+    stages = np.unique(p.stage[(p.rank == place) & (p.action == ACTION_CODE["F"])])
     return [int(stage) for stage in stages]
 
 

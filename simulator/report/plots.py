@@ -86,7 +86,7 @@ def pipeline(
         DescriptionError: when a rank does not exist or the figure cannot be saved.
     """
     palette.check_path(path)
-    begin, end = (0, result.timeline.makespan) if whole_run else _window(result)
+    begin, end = (0, result.times.makespan) if whole_run else result.window
     shown, chosen = pipeline_rows(result, ranks)
     cells = pipeline_cells(result, shown, begin, end)
     every = {c: flow_spans(result, shown, c, begin, end) for c in COMMUNICATION}
@@ -115,7 +115,7 @@ def pipeline_rows(result: Result, ranks: Sequence[int] | None = None) -> tuple[I
     Raises:
         DescriptionError: when a stated rank does not exist, or none is stated.
     """
-    count = result.program.num_ranks
+    count = result.tiled.num_ranks
     every = np.arange(count)
     if ranks is not None:
         if not 0 < len(ranks) == len(set(ranks).intersection(range(count))):
@@ -134,7 +134,7 @@ def pipeline_rows(result: Result, ranks: Sequence[int] | None = None) -> tuple[I
 
 def pipeline_cells(result: Result, ranks: Int64, begin: int, end: int) -> Cells:
     """Return one cell for each action on the compute streams of some ranks, cut to a window."""
-    p, t = result.program, result.timeline
+    p, t = result.excerpt(ranks)
     rows = _row_of_rank(result, ranks)
     mine = (p.stream == p.streams.index("compute")) & (rows[p.rank] != NONE)
     ops = np.flatnonzero(mine & (t.end > begin) & (t.start < end) & (t.end > t.start))
@@ -151,7 +151,7 @@ def pipeline_cells(result: Result, ranks: Int64, begin: int, end: int) -> Cells:
 
 def flow_spans(result: Result, ranks: Int64, category: str, begin: int, end: int) -> Spans:
     """Return when flows of a category move bytes on some ranks; those that touch are merged."""
-    p, t = result.program, result.timeline
+    p, t = result.excerpt(ranks)
     rows = _row_of_rank(result, ranks)
     streams = [i for i, s in enumerate(p.streams) if stream_category(s) == category]
     mine = np.isin(p.stream, streams) & (rows[p.rank] != NONE) & p.is_flow
@@ -258,8 +258,8 @@ def breakdown(result: Result, path: str | Path | None = None) -> Figure:
 
 def breakdown_bars(result: Result) -> tuple[Float64, list[str], str]:
     """Return shares of the step by category and bar, each bar's label, and which bars they are."""
-    count = result.program.num_ranks
-    share = result.breakdown.ticks / max(result.breakdown.window, 1)
+    count = result.tiled.num_ranks
+    share = result.breakdown.shares
     if count <= palette.MAX_ROWS or result.scenario is None:
         ranks = palette.sample(np.arange(count))
         labels = [palette.rank_label(result, rank) for rank in ranks.tolist()]
@@ -285,7 +285,7 @@ def memory(result: Result, path: str | Path | None = None) -> Figure:
     """
     palette.check_path(path)
     ranks = palette.sample(palette.stage_ranks(result))
-    sized, count = result.scenario is not None, result.program.num_ranks
+    sized, count = result.scenario is not None, result.tiled.num_ranks
     many = len(ranks) > 1 or not sized
     some = f"{len(ranks)} of {count} ranks, " if len(ranks) < count else ""
     some += "" if sized else "microbatches kept for backward, "
@@ -294,7 +294,7 @@ def memory(result: Result, path: str | Path | None = None) -> Figure:
         handles.append(Line2D([], [], color=COLOURS["capacity"], ls="--", label="capacity"))
     labels = [palette.rank_label(result, rank) for rank in ranks.tolist()]
     peaks = [_peak(result, rank) for rank in ranks.tolist()]
-    begin, end = _window(result)
+    begin, end = result.window
     with palette.style():
         figure, axes = palette.sheet(
             6.4,
@@ -355,7 +355,7 @@ def _peak(result: Result, rank: int) -> str:
 
 def memory_parts(result: Result, rank: int) -> tuple[Int64, dict[str, Float64]]:
     """Return ticks since the last step began, and the bytes of a rank from then on by what for."""
-    begin, end = _window(result)
+    begin, end = result.window
     time, kept = result.memory.of_rank(rank)
     before, inside = np.searchsorted(time, [begin, end], side="right").tolist()
     held = np.append(0.0, kept)[[before, *range(before + 1, inside + 1), inside]]
@@ -372,13 +372,9 @@ def memory_parts(result: Result, rank: int) -> tuple[Int64, dict[str, Float64]]:
 
 
 def _row_of_rank(result: Result, ranks: Int64) -> Int64:
-    rows = np.full(result.program.num_ranks, NONE, np.int64)
+    rows = np.full(result.tiled.num_ranks, NONE, np.int64)
     rows[ranks] = np.arange(len(ranks))
     return rows
-
-
-def _window(result: Result) -> tuple[int, int]:
-    return result.breakdown.begin, result.breakdown.end
 
 
 FIGURES: dict[str, Callable[..., Figure]] = {

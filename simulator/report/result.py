@@ -28,19 +28,55 @@ if TYPE_CHECKING:
 class Result:
     """A program and its timeline, with everything that is computed from the two."""
 
-    program: Program
-    timeline: Timeline
+    tiled: Program
+    """The program as it was lowered; `program` is the same, one row for every op."""
+    times: Timeline
+    """Its timeline; `timeline` is the same by op id."""
     scenario: Scenario | None = None
     """What was simulated; None for a bare schedule."""
     notes: tuple[str, ...] = ()
-    """Warnings that the description itself gives rise to."""
+    """Warnings that the description itself gives rise to, and what was folded."""
+
+    @property
+    def program(self) -> Program:
+        """Every op of every rank; large for many ranks, see `excerpt`."""
+        return self.tiled.flat
+
+    @property
+    def timeline(self) -> Timeline:
+        """When every op of `program` started and ended."""
+        return self.times.flat
+
+    def excerpt(self, ranks: Sequence[int] | Int64) -> tuple[Program, Timeline]:
+        """Return the program and timeline of the replicas that hold some ranks."""
+        held = np.isin(self.tiled.tile_ranks, np.asarray(ranks)).any(axis=0)
+        tiles = np.flatnonzero(held)
+        return self.tiled.flat_of(tiles), self.times.flat_of(tiles)
+
+    @cached_property
+    def rank_step_ends(self) -> Int64:
+        """(steps, ranks of a tile, columns): when each rank's last op of each step ended."""
+        p, (_, end) = self.tiled, self.times.columns
+        previous, step = p.stream_previous, p.step
+        last = np.ones(len(step), bool)  # rows that no row of the same step follows in its stream
+        follows = np.flatnonzero(previous != NONE)
+        last[previous[follows][step[previous[follows]] == step[follows]]] = False
+        rows = np.flatnonzero(last)
+        ends = np.zeros((int(step.max(initial=0)) + 1, len(p.tile_ranks), end.shape[1]), np.int64)
+        np.maximum.at(ends, (step[rows], p.rank[rows]), end[rows])
+        return ends
 
     @cached_property
     def step_ends(self) -> Int64:
         """When the last op of each step ended, in ticks."""
-        ends = np.zeros(int(self.program.step.max(initial=0)) + 1, np.int64)
-        np.maximum.at(ends, self.program.step, self.timeline.end)
+        ends: Int64 = self.rank_step_ends.max(axis=(1, 2), initial=0)
         return ends
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """First and last tick of the last step."""
+        begin, end = [0, *self.step_ends.tolist()][-2:]
+        return begin, end
 
     @property
     def first_step_s(self) -> float:
@@ -50,23 +86,31 @@ class Result:
     @property
     def step_time_s(self) -> float:
         """Seconds of the last step: from the end of the one before to its own end."""
-        return to_seconds(self.breakdown.window)
+        begin, end = self.window
+        return to_seconds(end - begin)
 
     @cached_property
     def breakdown(self) -> Breakdown:
-        """Where every rank's time goes during the last step."""
-        ends = [0, *self.step_ends.tolist()]
-        return breakdown(self.program, self.timeline, ends[-2], ends[-1])
+        """Where every rank's time goes during the last step.
+
+        With several steps a rank's window runs from its own end of the step before to its own end
+        of the last one: all ranks' windows are equally long once steps repeat.
+        """
+        ends = self.rank_step_ends
+        begin, end = self.window
+        if len(ends) == 1:
+            return breakdown(self.tiled, self.times, begin, end)
+        return breakdown(self.tiled, self.times, ends[-2], ends[-1])
 
     @cached_property
     def memory(self) -> MemoryTimeline:
         """Activations over time."""
-        return memory_over_time(self.program, self.timeline)
+        return memory_over_time(self.tiled, self.times)
 
     @cached_property
     def peak_memory_bytes(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Most device memory in use at any time, by rank."""
-        static = self.program.static_bytes
+        static = self.tiled.static_bytes
         return self.memory.peak + (static if len(static) else 0.0)
 
     @cached_property

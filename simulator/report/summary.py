@@ -10,9 +10,8 @@ import numpy as np
 from simulator.describe.scenario import Scenario
 from simulator.hardware.compute import BOUNDS, work_seconds
 from simulator.lower.layers import layer_flops_per_token, model_flops_per_token
-from simulator.program import NONE, Program, Work
-from simulator.report.breakdown import BUBBLE, COMMUNICATION
-from simulator.timeline import Timeline
+from simulator.program import Program, Work
+from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
 from simulator.units import format_bytes, format_seconds, to_seconds
 
 if TYPE_CHECKING:
@@ -97,17 +96,15 @@ def summarise(result: Result) -> Summary:
 
 def _shares(result: Result, s: Scenario) -> dict[str, float]:
     b = result.breakdown
-    total = max(1, b.window * result.program.num_ranks)
-    work = _work_by_bound(result.program, result.timeline, s, b.begin, b.end)
+    total = max(1, int(b.window.sum()))
+    work = _work_by_bound(result.tiled, b, s)
     shares = {bound: ticks / total for bound, ticks in zip(BOUNDS, work, strict=True)}
     shares |= {kind: float(b.of(kind).sum()) / total for kind in COMMUNICATION}
     return shares | {"bubble": float(b.of(*BUBBLE).sum()) / total}
 
 
-def _work_by_bound(
-    program: Program, timeline: Timeline, s: Scenario, begin: int, end: int
-) -> list[float]:
-    """Return the ticks of work of all ranks within a window by what bounds it, as `BOUNDS`."""
+def _work_by_bound(program: Program, b: Breakdown, s: Scenario) -> list[float]:
+    """Return the ticks of work of all ranks by what bounds it, as `BOUNDS`."""
     device = s.cluster.node.device
     parts = np.zeros((len(program.costs), len(BOUNDS)))
     for number, cost in enumerate(program.costs):
@@ -115,9 +112,7 @@ def _work_by_bound(
             seconds = work_seconds(cost, device)
             parts[number] = [seconds[bound] for bound in BOUNDS]
     parts /= np.maximum(parts.sum(axis=1, keepdims=True), 1e-30)
-    held = np.clip(timeline.end, begin, end) - np.clip(timeline.start, begin, end)
-    held[program.joint != NONE] = 0
-    by_cost = np.bincount(program.cost, weights=held, minlength=len(program.costs))
+    by_cost = np.bincount(program.cost, weights=b.busy, minlength=len(program.costs))
     totals: list[float] = (by_cost @ parts).tolist()
     return totals
 

@@ -13,7 +13,7 @@ from simulator.lower.layers import num_parameters
 from simulator.program import ACTIONS, NONE
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
 from simulator.report.summary import OWNERS, Summary, assumptions
-from simulator.units import TICKS_PER_SECOND, format_bytes, format_rate, format_seconds, to_seconds
+from simulator.units import TICKS_PER_SECOND, format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from simulator.report.result import Result
@@ -94,8 +94,8 @@ def _numbers(result: Result, summary: Summary) -> list[str]:
 
 
 def _stage_of_rank(result: Result) -> np.ndarray[Any, Any]:
-    stage = np.zeros(result.program.num_ranks, np.int64)
-    stage[result.program.rank] = result.program.stage
+    stage = np.zeros(result.tiled.num_ranks, np.int64)
+    stage[result.tiled.tile_ranks[result.tiled.rank]] = result.tiled.stage[:, None]
     return stage
 
 
@@ -106,7 +106,7 @@ def _stage_table(result: Result) -> str:
     rows = [["stage", "ranks", *present, "peak memory"]]
     for one in np.unique(stage):
         ranks = np.flatnonzero(stage == one)
-        shares = [f"{b.of(c)[ranks].mean() / max(b.window, 1):.1%}" for c in present]
+        shares = [f"{b.shares[CATEGORIES.index(c), ranks].mean():.1%}" for c in present]
         peak = format_bytes(result.peak_memory_bytes[ranks].max())
         rows.append([str(one), str(len(ranks)), *shares, peak])
     return table(rows)
@@ -118,7 +118,7 @@ def bare_text(result: Result) -> str:
     return "\n".join([
         schedule_text(result),
         "",
-        f"step {to_seconds(b.window):g} s; bubble {b.bubble_fraction.mean():.4f} of the step, "
+        f"step {result.step_time_s:g} s; bubble {b.bubble_fraction.mean():.4f} of the step, "
         f"{b.bubble.sum() / max(1, b.of(*WORK).sum()):.4f} of the work",
         "activations in flight by rank: " + " ".join(f"{peak:.0f}" for peak in result.memory.peak),
     ])  # fmt: skip
@@ -189,7 +189,7 @@ def result_dict(result: Result) -> dict[str, Any]:
             "bubble_fraction": float(b.bubble_fraction.mean()),
         }
     out["notes"] = list(result.notes)
-    out["num_ops"] = len(result.program)
+    out["num_ops"] = len(result.tiled)
     out["ranks"] = {
         "bubble_fraction": b.bubble_fraction.tolist(),
         "exposed_communication_s": (b.of(*COMMUNICATION) / TICKS_PER_SECOND).tolist(),

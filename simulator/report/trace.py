@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.errors import DescriptionError
-from simulator.files import write_whole
+from simulator.files import check_writable, write_whole
 from simulator.lower.mesh import Mesh
-from simulator.program import ACTION_CODE, ACTIONS, NONE, Flow, Int64, Program
+from simulator.program import ACTION_CODE, ACTIONS, NONE, Flow, Int32, Int64, Program
 from simulator.report.breakdown import binding, stream_category, work_category
 from simulator.timeline import Timeline
 from simulator.units import TICKS_PER_SECOND, parse_quantity
@@ -32,6 +32,9 @@ Column = npt.NDArray[np.integer[Any]]
 
 _TICKS_PER_MICROSECOND = TICKS_PER_SECOND // 10**6
 _GIGABYTE = parse_quantity("1 GB", "bytes")
+
+SUFFIXES = (".json", ".json.gz")
+"""How the name of a trace ends."""
 
 _ORDER = ("compute", "tp", "dp", "tied", "send", "recv")
 """Tracks of a rank from top to bottom, by the first word of their stream."""
@@ -52,11 +55,8 @@ def write_trace(result: Result, path: Path, ranks: Sequence[int] | None = None) 
     Raises:
         DescriptionError: when the file cannot be written there, or a rank does not exist.
     """
-    if not path.name.endswith((".json", ".json.gz")):
-        raise DescriptionError(
-            f"cannot write {str(path)!r}: the name of a trace ends in .json or .json.gz"
-        )
-    shown = np.zeros(result.program.num_ranks, np.bool_)
+    check_writable(path, SUFFIXES)
+    shown = np.zeros(result.tiled.num_ranks, np.bool_)
     for rank in range(len(shown)) if ranks is None else ranks:
         if not 0 <= rank < len(shown):
             raise DescriptionError(f"rank {rank} lies outside 0..{len(shown) - 1}")
@@ -77,12 +77,12 @@ def _write(result: Result, shown: npt.NDArray[np.bool_], path: Path) -> None:
 
 def trace_text(result: Result, shown: npt.NDArray[np.bool_]) -> str:
     """Return the trace of the ranks that are shown, one event a line."""
-    program, timeline = result.program, result.timeline
+    program, timeline = result.excerpt(np.flatnonzero(shown))
     tracks = _tracks(program, timeline)
     ops = np.flatnonzero(shown[program.rank])
     order = np.lexsort((ops, timeline.start[ops], tracks.number[ops], program.rank[ops]))
     events = [
-        *_metadata(result, tracks, ops),
+        *_metadata(result, program.rank[ops], tracks.number[ops], tracks),
         *_slices(program, timeline, tracks, ops[order]),
         *_arrows(program, timeline, tracks, shown),
         *_memory(result, shown),
@@ -130,16 +130,16 @@ def _tracks(program: Program, timeline: Timeline) -> _Tracks:
     return _Tracks(number, tuple(names))
 
 
-def _metadata(result: Result, tracks: _Tracks, ops: Int64) -> Iterator[str]:
+def _metadata(result: Result, rank: Int32, number: Int64, tracks: _Tracks) -> Iterator[str]:
     """Name the processes and the threads that have slices, and say how to order them."""
     width = len(tracks.names)
-    used = np.unique(result.program.rank[ops].astype(np.int64) * width + tracks.number[ops])
+    used = np.unique(rank.astype(np.int64) * width + number)
     ranks, numbers = np.divmod(used, max(width, 1))
-    for rank in np.unique(ranks).tolist():
-        name = json.dumps(_rank_name(result, rank), ensure_ascii=False)
-        head = f'{{"ph":"M","pid":{rank}'
+    for pid in np.unique(ranks).tolist():
+        name = json.dumps(_rank_name(result, pid), ensure_ascii=False)
+        head = f'{{"ph":"M","pid":{pid}'
         yield f'{head},"name":"process_name","args":{{"name":{name}}}}}'
-        yield f'{head},"name":"process_sort_index","args":{{"sort_index":{rank}}}}}'
+        yield f'{head},"name":"process_sort_index","args":{{"sort_index":{pid}}}}}'
     threads = tracks.thread(ranks, numbers)
     for pid, tid, k in zip(ranks.tolist(), threads, numbers.tolist(), strict=True):
         head = f'{{"ph":"M","pid":{pid},"tid":{tid}'
@@ -274,7 +274,7 @@ def _memory(result: Result, shown: npt.NDArray[np.bool_]) -> Iterator[str]:
     """Draw device memory over time; a bare schedule states none."""
     if result.scenario is None:
         return
-    static, memory = result.program.static_bytes, result.memory
+    static, memory = result.tiled.static_bytes, result.memory
     base = static if len(static) else np.zeros(len(shown))
     for rank in np.flatnonzero(shown).tolist():
         time, size = memory.of_rank(rank)

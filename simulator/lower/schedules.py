@@ -1,1 +1,0 @@
-from simulator.schedules import *  # noqa
