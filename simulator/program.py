@@ -53,6 +53,8 @@ class Kernel:
     """Precision whose peak rate applies, a key of `Device.peak`."""
     matmul: tuple[int, int, int, int] | None = None
     """(batch, m, n, k) of the kernel's matrix products; None where it has none."""
+    count: int = 1
+    """Times that it runs, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class Flow:
     """Payload: the full buffer of one rank, as nccl-tests counts its size."""
     seconds: float | None = None
     """A stated duration; it overrides the network model."""
+    count: int = 1
+    """Times that it is done, one after the other."""
 
 
 Cost: TypeAlias = Work | Flow

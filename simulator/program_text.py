@@ -80,15 +80,21 @@ def format_program(program: Program) -> str:
 def _cost_lines(number: int, cost: Cost) -> list[str]:
     seconds = "" if cost.seconds is None else f" seconds={_real(cost.seconds)}"
     if isinstance(cost, Flow):
-        return [f"cost {number} flow {_quote(cost.name)} bytes={_real(cost.bytes)}{seconds}"]
+        size = f"bytes={_real(cost.bytes)}{seconds}{_times(cost.count)}"
+        return [f"cost {number} flow {_quote(cost.name)} {size}"]
     alloc = f" alloc={_real(cost.alloc_bytes)}" if cost.alloc_bytes else ""
     free = f" free={_real(cost.free_bytes)}" if cost.free_bytes else ""
     return [f"cost {number} work {_quote(cost.name)}{seconds}{alloc}{free}"] + [
         f"  kernel {_quote(k.name)} flops={_real(k.flops)} bytes={_real(k.bytes)} "
         f"dtype={_quote(k.dtype)}"
         + (f" matmul={'x'.join(map(str, k.matmul))}" if k.matmul is not None else "")
+        + _times(k.count)
         for k in cost.kernels
     ]
+
+
+def _times(count: int) -> str:
+    return "" if count == 1 else f" count={count}"
 
 
 def _op_lines(program: Program, streams: list[str]) -> list[str]:
@@ -242,8 +248,9 @@ def _read_cost(draft: _Draft, words: list[str]) -> None:
     kind = _at(words, 0, "kind", "a cost")
     name = _unquote(_at(words, 1, "name", "a cost"))
     if kind == "flow":
-        fields = _fields(words[2:], "a flow", required=("bytes",), optional=("seconds",))
-        draft.costs.append(Flow(name, _number(fields, "bytes"), _seconds(fields)))
+        fields = _fields(words[2:], "a flow", required=("bytes",), optional=("seconds", "count"))
+        size, seconds, count = _number(fields, "bytes"), _seconds(fields), _count(fields)
+        draft.costs.append(Flow(name, size, seconds, count))
     elif kind == "work":
         fields = _fields(words[2:], "a work", optional=("seconds", "alloc", "free"))
         alloc, free = _number(fields, "alloc"), _number(fields, "free")
@@ -257,7 +264,7 @@ def _read_kernel(draft: _Draft, words: list[str]) -> None:
         raise ValueError("a kernel must follow the work that it is part of")
     name = _unquote(_at(words, 0, "name", "a kernel"))
     required = ("flops", "bytes", "dtype")
-    fields = _fields(words[1:], "a kernel", required=required, optional=("matmul",))
+    fields = _fields(words[1:], "a kernel", required=required, optional=("matmul", "count"))
     shape = None
     if "matmul" in fields:
         sizes = [_whole(n, "size in matmul", 10**18) for n in fields["matmul"].split("x")]
@@ -265,7 +272,7 @@ def _read_kernel(draft: _Draft, words: list[str]) -> None:
             raise ValueError(f"matmul {fields['matmul']!r} is not of the form BATCHxMxNxK")
         shape = (sizes[0], sizes[1], sizes[2], sizes[3])
     flops, size = _number(fields, "flops"), _number(fields, "bytes")
-    kernel = Kernel(name, flops, size, _unquote(fields["dtype"]), shape)
+    kernel = Kernel(name, flops, size, _unquote(fields["dtype"]), shape, _count(fields))
     draft.costs[-1] = replace(cost, kernels=(*cost.kernels, kernel))
 
 
@@ -410,6 +417,10 @@ def _number(fields: dict[str, str], key: str) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{key} {fields[key]} is not finite and at least 0")
     return value
+
+
+def _count(fields: dict[str, str]) -> int:
+    return _whole(fields.get("count", "1"), "count", _INT32_END)
 
 
 def _seconds(fields: dict[str, str]) -> float | None:

@@ -142,7 +142,7 @@ BAD_INPUTS = {
     "unknown key": (broken(GOOD), ("--set", "plan.ppp=4"), "did you mean 'pp'?"),
     "world size": (broken(GOOD), ("--set", "plan.dp=3"), "= 12 ranks, but the cluster has"),
     "override without value": (broken(GOOD), ("--set", "plan.pp"), "write KEY=VALUE"),
-    "a text for a number": (broken(GOOD), ("--set", "plan.pp=four"), "'four' is not a whole number"),
+    "a text for a number": (broken(GOOD), ("--set", "plan.pp=four"), "'four' is not a whole"),
     "infinity": (broken(GOOD), ("--set", "cluster.node.link.efficiency=inf"), "must be at most 1"),
     "not a number": (broken(GOOD), ("--set", "cluster.node.link.efficiency=nan"), "must be"),
     "absent folder": (broken(GOOD), ("--json", "none/r.json"), "there is no folder 'none'"),

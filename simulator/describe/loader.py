@@ -6,11 +6,13 @@ one is near, a suggestion.
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +37,7 @@ def load(reference: str | Path, overrides: Mapping[str, object] | None = None) -
         DescriptionError: with all problems of the file.
     """
     path = catalog.find(str(reference), "scenarios", Path())
-    table = _read(path)
+    table = copy.deepcopy(_read(path, path.stat().st_mtime_ns))
     for key, value in (overrides or {}).items():
         _override(table, key, value)
     return scenario(table, path)
@@ -171,13 +173,23 @@ class _Builder:
             return None
         try:
             path = catalog.find(reference, folder, self.path.parent)
-            facts = _read(path)
+            stamp = path.stat().st_mtime_ns
+            if own:  # facts of the file with some of them changed; the place is the scenario's
+                return self.build(cls, _merged(_read(path, stamp), own), here)
+            built, problems = _whole(cls, path, stamp)
         except DescriptionError as error:
             self.problems.extend(f"{self.path.name} [{here}]: {p}" for p in error.problems)
             return None
-        if own:  # facts of the file with some of them changed; the place is the scenario's
-            return _Builder(self.path, self.problems).build(cls, _merged(facts, own), here)
-        return _Builder(path, self.problems).build(cls, facts, "")
+        self.problems += problems
+        return built
+
+
+@lru_cache(maxsize=64)
+def _whole(cls: type, path: Path, stamp: int) -> tuple[object, tuple[str, ...]]:
+    """Return the description that a file holds, and its problems; remembered until it changes."""
+    problems: list[str] = []
+    built = _Builder(path, problems).build(cls, _read(path, stamp), "")
+    return built, tuple(problems)
 
 
 def _item(base: Any) -> tuple[Any, tuple[object, ...]]:
@@ -217,8 +229,11 @@ READERS: Mapping[str, tuple[str, Callable[[str], Table]]] = {
 }
 
 
-def _read(path: Path) -> Table:
+@lru_cache(maxsize=64)
+def _read(path: Path, _stamp: int) -> Table:
     """Return the table of a file; a Hugging Face config becomes the fields of `Model`.
+
+    It is remembered for as long as the file's time of change stays; nobody changes it.
 
     Raises:
         DescriptionError: when it cannot be read or parsed.

@@ -62,8 +62,9 @@ class Run:
     """`flash` never writes the score matrix to memory; `unfused` writes and keeps it."""
     num_steps: Count = 2
     """Optimizer steps simulated; the last one is reported as the steady state."""
-    detail: Literal["layer", "kernel"] = "layer"
-    """`kernel` gives every kernel its own op; `layer` joins those with no communication between."""
+    detail: Literal["stage", "layer", "kernel"] = "layer"
+    """How finely a pass is cut into ops: an op a `kernel`; a run of kernels of a `layer` between
+    collectives; a few ops a `stage`, for sweeps. It moves no time, but what the timeline shows."""
 
     def __post_init__(self) -> None:
         validate(self)

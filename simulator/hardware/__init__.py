@@ -62,10 +62,9 @@ def _shapes_by_tile(program: Program, shape_of_group: Int64) -> Int64:
     """Return the shape of the group of each joint op on each tile, one column if all agree."""
     if not len(program.joint_group):
         return np.zeros((0, 1), np.int64)
-    kinds, kind = np.unique(
-        np.stack([program.joint_group, program.partition]), axis=1, return_inverse=True
-    )
-    by_kind = shape_of_group[kinds[0][:, None] + program.classes[kinds[1]]]
+    # joint ops with the same first group have the same groups on all tiles
+    groups, first, kind = np.unique(program.joint_group, return_index=True, return_inverse=True)
+    by_kind = shape_of_group[groups[:, None] + program.classes[program.partition[first]]]
     if (by_kind == by_kind[:, :1]).all():
         by_kind = by_kind[:, :1]
     by_joint: Int64 = by_kind[kind.reshape(-1)]

@@ -29,8 +29,9 @@ def work_seconds(work: Work, device: Device) -> dict[str, float]:
     """
     if work.seconds is not None:
         return {"compute": work.seconds, "memory": 0.0, "launch": 0.0}
-    by_bound = {"compute": 0.0, "memory": 0.0, "launch": device.launch_overhead * len(work.kernels)}
+    by_bound = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
     for kernel in work.kernels:
         seconds, bound = kernel_seconds(kernel, device)
-        by_bound[bound] += seconds
+        by_bound[bound] += kernel.count * seconds
+        by_bound["launch"] += kernel.count * device.launch_overhead
     return by_bound

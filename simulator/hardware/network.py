@@ -43,9 +43,11 @@ def group_shapes(
     nodes = np.bincount(of_group, minlength=len(groups))
     fewest = np.full(len(groups), np.iinfo(np.int64).max)
     np.minimum.at(fewest, of_group, count)
-    rows = np.stack([size, nodes, fewest], axis=1)
-    shapes, index = np.unique(rows, axis=0, return_inverse=True)
-    return [GroupShape(*row) for row in shapes.tolist()], index.reshape(-1)
+    width = int(size.max()) + 1
+    key = (size * width + nodes) * width + fewest
+    _, first, index = np.unique(key, return_index=True, return_inverse=True)
+    rows = np.stack([size, nodes, fewest], axis=1)[first]
+    return [GroupShape(*row) for row in rows.tolist()], index.reshape(-1)
 
 
 def ring_link(shape: GroupShape, cluster: Cluster) -> tuple[float, float]:
@@ -95,4 +97,4 @@ def flow_seconds(flow: Flow, shape: GroupShape, cluster: Cluster) -> float:
     """Return the seconds from the last member's arrival to the end of a flow."""
     if flow.seconds is not None:
         return flow.seconds
-    return MODELS[flow.name](flow.bytes, shape, cluster)
+    return flow.count * MODELS[flow.name](flow.bytes, shape, cluster)

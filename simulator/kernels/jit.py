@@ -17,15 +17,18 @@ from typing import Any
 
 LOGGER = logging.getLogger("simulator")
 
-SMALL = 20_000
-"""Elements below which interpreting is quicker than loading numba (0.2 to 0.8 s)."""
+SMALL = 40_000
+"""Elements that a process interprets before it loads numba and its compiled code (0.3 to 0.8 s)."""
 
 
 class Kernel:
     """A function over arrays with scalar loops, called as `kernel(size, *arguments)`.
 
-    `size` says how many elements the loops will visit; small calls run the plain Python.
+    `size` says how many elements the loops will visit. A process that visits few runs the plain
+    Python; once it has visited many, in one call or over many, all kernels are compiled.
     """
+
+    visited = 0
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -33,8 +36,10 @@ class Kernel:
 
     def __call__(self, size: int, *arguments: Any) -> Any:
         """Run the function on its arguments."""
-        if size < SMALL:
+        if Kernel.visited + size < SMALL:
+            Kernel.visited += size
             return self.function(*arguments)
+        Kernel.visited = SMALL
         return self.compiled(*arguments)
 
     @property

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from simulator.describe.scenario import Scenario
-from simulator.lower.bodies import (
-    COMPUTE,
-    CostTable,
-    Segment,
-    StageBodies,
-    body,
-    stage_bodies,
-)
+from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
+from simulator.lower.grid import Grid, to_grid
 from simulator.lower.memory import static_memory
 from simulator.lower.mesh import Mesh
-from simulator.lower.pipeline import cached_grid, expand, repeat_steps
+from simulator.lower.pipeline import expand, repeat_steps
 from simulator.lower.replicate import replicate
+from simulator.lower.segments import COMPUTE, Segment
 from simulator.program import Flow, Program, Work
 from simulator.schedules import (
     Action,
@@ -34,16 +31,22 @@ __all__ = ["Action", "Actions", "check", "lower", "lower_schedule"]
 
 def lower(s: Scenario) -> Program:
     """Return the checked Program of a scenario."""
-    compute = actions_of(s.plan.schedule, s.plan.pp, s.num_microbatches)
-    actions = add_optimizer(add_reduce_grad(add_send_recv(compute)))
-    table = CostTable()
-    bodies = stage_bodies(s, table)
+    grid = _complete_grid(s.plan.schedule, s.plan.pp, s.num_microbatches)
+    bodies = stage_bodies(s)
     boundary = s.precision.activation * s.plan.microbatch_size * s.run.sequence_length
     message = Flow("send_recv", float(boundary * s.model.hidden_size))
-    replica = expand(cached_grid(actions), bodies, message, table)
+    costs = (*bodies.costs, message)
+    replica = expand(grid, bodies.stages, len(bodies.costs))
     static = np.array([stage.total for stage in static_memory(s)])
     steps = repeat_steps(replica, s.run.num_steps)
-    return check(replicate(steps, Mesh.of(s.plan), tuple(table.costs), static))
+    return check(replicate(steps, Mesh.of(s.plan), costs, static))
+
+
+@lru_cache(maxsize=256)
+def _complete_grid(schedule: str, stages: int, microbatches: int) -> Grid:
+    """Return a schedule with messages, reductions and updates; plans of a sweep share it."""
+    compute = actions_of(schedule, stages, microbatches)
+    return to_grid(add_optimizer(add_reduce_grad(add_send_recv(compute))))
 
 
 def lower_schedule(
@@ -71,8 +74,8 @@ def lower_schedule(
     one_f = body([Segment(Work("F", seconds=forward, alloc_bytes=1.0), COMPUTE)], table)
     one_b = body([Segment(Work("B", seconds=backward, free_bytes=1.0), COMPUTE)], table)
     nothing = body([], table)
-    bodies = [StageBodies(one_f, one_b, one_b, nothing, nothing)] * stages
-    message = Flow("send_recv", 0.0, seconds=latency)
-    replica = expand(cached_grid(actions), bodies, message, table)
+    bodies = (StageBodies(one_f, one_b, one_b, nothing, nothing),) * stages
+    message = table.number(Flow("send_recv", 0.0, seconds=latency))
+    replica = expand(to_grid(actions), bodies, message)
     mesh = Mesh(dp=1, pp=len(actions), tp=1, strides=(len(actions), 1, 1))
     return check(replicate(replica, mesh, tuple(table.costs), np.zeros(len(actions))))

@@ -6,7 +6,8 @@ before, with side branches (gradient buckets on the dp stream) hanging off it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,13 +17,19 @@ import numpy as np
 from simulator.describe.run import OPTIMIZERS
 from simulator.describe.scenario import Scenario
 from simulator.lower.layers import Block, Blocks, blocks, shapes
-from simulator.lower.operators import FP32, Operator, Part
+from simulator.lower.operators import FP32, Operator
+from simulator.lower.segments import (
+    BACKWARD,
+    COMPUTE,
+    DP,
+    FORWARD,
+    TIED,
+    Holding,
+    Segment,
+    joined,
+    segments,
+)
 from simulator.program import NONE, Cost, Flow, Int16, Int32, Kernel, Work
-
-COMPUTE, TP, DP, TIED = range(4)
-"""Codes of the streams that every program has; those of sends and receives follow."""
-
-STREAMS = ("compute", "tp", "dp", "tied")
 
 SCOPES = ("alone", "tp", "dp", "tied", "pp")
 """Which ranks a joint op joins: none, those along an axis, the tied ends, two neighbours.
@@ -37,13 +44,17 @@ class CostTable:
     def __init__(self) -> None:
         self.costs: list[Cost] = []
         self._number: dict[Cost, int] = {}
+        self._seen: dict[int, tuple[int, Cost]] = {}  # by identity: layers share their costs
 
     def number(self, cost: Cost) -> int:
         """Return the number of a cost, a new one if it was not there."""
-        if cost not in self._number:
-            self._number[cost] = len(self.costs)
-            self.costs.append(cost)
-        return self._number[cost]
+        seen = self._seen.get(id(cost))
+        if seen is None:
+            number = self._number.setdefault(cost, len(self.costs))
+            if number == len(self.costs):
+                self.costs.append(cost)
+            seen = self._seen[id(cost)] = (number, cost)
+        return seen[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +71,6 @@ class Body:
 
     def __len__(self) -> int:
         return len(self.cost)
-
-
-class Segment(NamedTuple):
-    """One op to be, in a list that becomes a body."""
-
-    cost: Cost
-    stream: int
-    layer: int = NONE
-    gradient_bytes: float = 0.0
-    """Gradients that are complete when it ends."""
 
 
 def body(segments: Iterable[Segment], table: CostTable, bucket_bytes: float = 0.0) -> Body:
@@ -96,77 +97,6 @@ def body(segments: Iterable[Segment], table: CostTable, bucket_bytes: float = 0.
     return Body(np.ascontiguousarray(columns[0]), stream, layer, need_column, max(previous, 0))
 
 
-class Pass(NamedTuple):
-    """Which parts of operators one pass through a block runs, and what memory it moves."""
-
-    name: str
-    parts: Callable[[Operator], tuple[Part, ...]]
-    reverse: bool
-    keeps: bool
-    """Whether it brings kept activations alive."""
-    frees: bool
-    completes: bool
-    """Whether it completes weight gradients."""
-
-
-FORWARD = Pass("F", lambda o: o.forward, reverse=False, keeps=True, frees=False, completes=False)
-BACKWARD = Pass("B", lambda o: o.backward, reverse=True, keeps=False, frees=True, completes=True)
-
-
-class Holding(NamedTuple):
-    """What the operators of a block hold, given their index and themselves."""
-
-    kept: Callable[[int, Operator], float]
-    """Bytes of activations from forward to backward."""
-    gradient: Callable[[int, Operator], float]
-    """Bytes of weight gradients."""
-
-
-def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Segment]:
-    """Return the segments of one pass through a block: kernels joined between collectives.
-
-    Args:
-        block: operators in forward order.
-        run: which parts, in which direction.
-        detail: ``layer`` joins kernels between collectives, ``kernel`` keeps them apart.
-        holding: what operators keep and complete.
-    """
-    out: list[Segment] = []
-    kernels: list[Kernel] = []
-    alloc = free = grads = 0.0
-
-    def close() -> None:
-        nonlocal alloc, free, grads
-        if kernels:
-            name = f"{block.name} {run.name}" if detail == "layer" else kernels[0].name
-            work = Work(name, tuple(kernels), alloc_bytes=alloc, free_bytes=free)
-            out.append(Segment(work, COMPUTE, gradient_bytes=grads))
-        kernels.clear()
-        alloc = free = grads = 0.0
-
-    indexed = list(enumerate(block.operators))
-    for index, operator in reversed(indexed) if run.reverse else indexed:
-        parts = run.parts(operator)
-        own = [i for i, part in enumerate(parts) if isinstance(part, Kernel)]
-        for i, part in enumerate(parts):
-            if isinstance(part, Flow):
-                close()
-                out.append(Segment(part, TP))
-                continue
-            if detail == "kernel":
-                close()
-            kernels.append(part)
-            # memory comes alive with an operator's first kernel and is released with its last
-            if run.keeps and i == own[0]:
-                alloc += holding.kept(index, operator)
-            if run.frees and i == own[-1]:
-                free += holding.kept(index, operator)
-            if run.completes and i == own[-1]:
-                grads += holding.gradient(index, operator)
-    close()
-    return out
-
-
 class StageBodies(NamedTuple):
     """Bodies of one stage by action kind; `last` is the backward that also reduces gradients."""
 
@@ -177,8 +107,33 @@ class StageBodies(NamedTuple):
     optimizer: Body
 
 
-def stage_bodies(s: Scenario, table: CostTable) -> list[StageBodies]:
-    """Return the bodies of every stage of a scenario; costs are numbered in `table`."""
+class Bodies(NamedTuple):
+    """Bodies by stage, and the costs that they number."""
+
+    stages: tuple[StageBodies, ...]
+    costs: tuple[Cost, ...]
+
+
+_CACHE: OrderedDict[tuple[object, ...], Bodies] = OrderedDict()
+_CACHE_SIZE = 256
+
+
+def stage_bodies(s: Scenario) -> Bodies:
+    """Return the bodies of every stage of a scenario; plans of a sweep that agree share them."""
+    key = (
+        s.model, shapes(s), s.layers_per_stage, s.run.precision, s.run.optimizer, s.run.detail,
+        s.plan.recompute, s.plan.bucket_size if s.plan.dp > 1 else None,
+    )  # fmt: skip
+    if key not in _CACHE:
+        table = CostTable()
+        stages = tuple(_stages(s, table))
+        _CACHE[key] = Bodies(stages, tuple(table.costs))
+        if len(_CACHE) > _CACHE_SIZE:
+            _CACHE.popitem(last=False)
+    return _CACHE[key]
+
+
+def _stages(s: Scenario, table: CostTable) -> list[StageBodies]:
     parts = blocks(s.model, shapes(s))
     first_layer = np.cumsum((0, *s.layers_per_stage))
     made: dict[tuple[int, bool, bool], StageBodies] = {}
@@ -216,11 +171,15 @@ def _one_stage(
             backward[:0] = [seg._replace(layer=layer) for seg in b]
     params = stage_params(s, parts, *key)
     bucket = s.plan.bucket_size if s.plan.dp > 1 else 0.0
+    last = backward
+    if s.run.detail == "stage":
+        last = joined(backward, bucket)
+        forward, backward = joined(forward, 0.0), joined(backward, 0.0)
     plain = body(backward, table)
     return StageBodies(
         forward=body(forward, table),
         backward=plain,
-        last=body(backward, table, bucket) if bucket else plain,
+        last=body(last, table, bucket) if bucket else plain,
         reduce=body(_tied_reduction(s, parts, is_first, is_last), table),
         optimizer=body([Segment(optimizer_work(s, params), COMPUTE)], table),
     )

@@ -77,7 +77,9 @@ def _groups(one: Template, mesh: Mesh, ranks: Int64) -> tuple[Int32, Groups]:
         mine = np.flatnonzero(one.joint_scope == number)
         if not len(mine):
             continue
-        pairs, kind = np.unique(one.joint_ranks[mine], axis=0, return_inverse=True)
+        key = one.joint_ranks[mine, 0] * one.num_ranks + one.joint_ranks[mine, 1]
+        keys, kind = np.unique(key, return_inverse=True)
+        pairs = np.stack(np.divmod(keys, one.num_ranks), axis=1)
         if PARTITION[scope] == ALONG_TP:
             sets = cube[pairs[:, 0]].reshape(-1, mesh.tp)
         elif PARTITION[scope] == ALONG_DP:

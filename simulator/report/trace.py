@@ -226,7 +226,7 @@ def _flow_arguments(program: Program, timeline: Timeline, ops: Int64) -> list[st
     joint = program.joint[members]
     group = np.where(joint == NONE, NONE, program.joint_group[joint]).tolist()
     groups = [_short(program.groups[g].tolist()) for g in range(len(program.groups))] + [""]
-    sizes = [_real(c.bytes) if isinstance(c, Flow) else "" for c in program.costs]
+    sizes = [_real(c.count * c.bytes) if isinstance(c, Flow) else "" for c in program.costs]
     texts = [""] * len(ops)
     for at, cost, g, wait in zip(
         flows.tolist(), program.cost[members].tolist(), group, waits, strict=True

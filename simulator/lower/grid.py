@@ -1,0 +1,139 @@
+"""Action lists as columns, and what follows from them alone, whatever the actions cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.lower.segments import STREAMS
+from simulator.program import ACTION_CODE, ACTIONS, NONE, Int32, Int64
+from simulator.schedules import Action, Actions
+
+FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD = (ACTION_CODE[kind] for kind in ("F", "B", "I", "W"))
+SEND_F, RECV_F, SEND_B, RECV_B = (
+    ACTION_CODE[kind] for kind in ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+)
+REDUCE_GRAD, OPT = ACTION_CODE["REDUCE_GRAD"], ACTION_CODE["OPT"]
+
+MESSAGES = {SEND_F: "send F", RECV_F: "recv F", SEND_B: "send B", RECV_B: "recv B"}
+"""Names of the streams of messages, to which the distance of the peer is added."""
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Action lists as columns, ranks one after the other."""
+
+    rank: Int32
+    stage: Int32
+    kind: Int32
+    microbatch: Int32
+    home: Int32
+    """Pipeline rank of each stage."""
+    num_ranks: int
+    num_microbatches: int
+
+    @cached_property
+    def is_message(self) -> npt.NDArray[np.bool_]:
+        """Whether each action is a send or a receive."""
+        is_message: npt.NDArray[np.bool_] = np.isin(self.kind, list(MESSAGES))
+        return is_message
+
+    @cached_property
+    def lanes(self) -> tuple[tuple[str, ...], Int32]:
+        """All streams, and for each send or receive its own: by direction, pass and peer."""
+        up = np.isin(self.kind, (SEND_F, RECV_B)).astype(np.int32)
+        down = np.isin(self.kind, (SEND_B, RECV_F)).astype(np.int32)
+        peer = np.clip(self.stage + up - down, 0, len(self.home) - 1)
+        hop = (self.home[peer] - self.rank) % max(self.num_ranks, 1)
+        hop = np.where(hop > self.num_ranks // 2, hop - self.num_ranks, hop)
+        streams, lanes = list(STREAMS), np.zeros(len(self.kind), np.int32)
+        for code, name in MESSAGES.items():
+            mine = self.kind == code
+            for distance in np.unique(hop[mine]):
+                lanes[mine & (hop == distance)] = len(streams)
+                streams.append(f"{name} {distance:+d}")
+        return tuple(streams), lanes
+
+    @cached_property
+    def waits(self) -> Int64:
+        """The action whose result the first op of each action waits for, or NONE.
+
+        What REDUCE_GRAD and OPT wait for depends on the buckets of the backward before them.
+        """
+        stages = len(self.home)
+        done = np.full((len(ACTION_CODE), stages + 2, self.num_microbatches + 1), NONE, np.int64)
+        done[self.kind, self.stage + 1, self.microbatch] = np.arange(len(self.kind))
+
+        def doer(code: int, offset: int) -> Int64:
+            column: Int64 = done[code, self.stage + 1 + offset, self.microbatch]
+            return column
+
+        def local(offset: int) -> npt.NDArray[np.bool_]:
+            neighbour = self.home[np.clip(self.stage + offset, 0, stages - 1)]
+            same: npt.NDArray[np.bool_] = neighbour == self.rank
+            return same
+
+        def arrival(receive: int, handed: Int64, offset: int) -> Int64:
+            received = doer(receive, 0)
+            return np.where(received != NONE, received, np.where(local(offset), handed, NONE))
+
+        gradient = np.maximum(doer(BACKWARD, 1), doer(INPUT_GRAD, 1))
+        source = {
+            FORWARD: arrival(RECV_F, doer(FORWARD, -1), -1),
+            BACKWARD: arrival(RECV_B, gradient, 1),
+            INPUT_GRAD: arrival(RECV_B, gradient, 1),
+            WEIGHT_GRAD: doer(INPUT_GRAD, 0),
+            SEND_F: doer(FORWARD, 0),
+            SEND_B: np.maximum(doer(BACKWARD, 0), doer(INPUT_GRAD, 0)),
+        }
+        waits = np.full(len(self.kind), NONE, np.int64)
+        for code, column in source.items():
+            mine = self.kind == code
+            waits[mine] = column[mine]
+        return waits
+
+    @cached_property
+    def messages(self) -> tuple[Int64, Int32]:
+        """The number of each send or receive, the same on both sides, and the ranks of each."""
+        at = np.flatnonzero(self.is_message)
+        kind, stage = self.kind[at], self.stage[at].astype(np.int64)
+        # A message is known by the stage it leaves, its microbatch and its direction.
+        backward = np.isin(kind, (SEND_B, RECV_B))
+        leaves = stage - (kind == RECV_F) + (kind == RECV_B)
+        key = (backward * (len(self.home) + 2) + leaves) * self.num_microbatches
+        _, first, number = np.unique(
+            key + self.microbatch[at], return_index=True, return_inverse=True
+        )
+        numbers = np.full(len(self.kind), NONE, np.int64)
+        numbers[at] = number.reshape(-1)
+        enters = leaves[first] + np.where(backward[first], -1, 1)
+        return numbers, self.home[np.stack([leaves[first], enters], axis=1)]
+
+    def last_of(self, kind: int) -> Int64:
+        """Return the last action of a kind of each stage, or NONE."""
+        last = np.full(len(self.home), NONE, np.int64)
+        actions = np.flatnonzero(self.kind == kind)
+        last[self.stage[actions]] = actions
+        return last
+
+    def spell(self, action: int) -> str:
+        """Return the text of an action."""
+        stage, m = int(self.stage[action]), int(self.microbatch[action])
+        return str(Action(stage, ACTIONS[self.kind[action]], m))
+
+
+def to_grid(actions: Actions) -> Grid:
+    """Return action lists as columns."""
+    rows = [
+        (rank, a.stage, ACTION_CODE[a.kind], a.microbatch)
+        for rank, row in enumerate(actions)
+        for a in row
+    ]
+    rank, stage, kind, microbatch = np.array(rows, np.int32).reshape(-1, 4).T
+    home = np.full(int(stage.max(initial=-1)) + 1, NONE, np.int32)
+    home[stage] = rank
+    num_microbatches = int(microbatch.max(initial=-1)) + 1
+    return Grid(rank, stage, kind, microbatch, home, len(actions), num_microbatches)

@@ -1,0 +1,172 @@
+"""Segments: the ops of one pass through a block of operators, and how they are joined.
+
+How finely a pass is cut is the run's *detail*: an op a kernel; an op a run of kernels between
+collectives; or, for a stage as a whole, what comes before the first collective, all collectives,
+and what comes after. The time of a pass does not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from simulator.lower.layers import Block
+from simulator.lower.operators import Operator, Part
+from simulator.program import NONE, Cost, Flow, Kernel, Work
+
+COMPUTE, TP, DP, TIED = range(4)
+"""Codes of the streams that every program has; those of sends and receives follow."""
+
+STREAMS = ("compute", "tp", "dp", "tied")
+
+
+class Segment(NamedTuple):
+    """One op to be, in a list that becomes a body."""
+
+    cost: Cost
+    stream: int
+    layer: int = NONE
+    gradient_bytes: float = 0.0
+    """Gradients that are complete when it ends."""
+
+
+class Pass(NamedTuple):
+    """Which parts of operators one pass through a block runs, and what memory it moves."""
+
+    name: str
+    parts: Callable[[Operator], tuple[Part, ...]]
+    reverse: bool
+    keeps: bool
+    """Whether it brings kept activations alive."""
+    frees: bool
+    completes: bool
+    """Whether it completes weight gradients."""
+
+
+FORWARD = Pass("F", lambda o: o.forward, reverse=False, keeps=True, frees=False, completes=False)
+BACKWARD = Pass("B", lambda o: o.backward, reverse=True, keeps=False, frees=True, completes=True)
+
+
+class Holding(NamedTuple):
+    """What the operators of a block hold, given their index and themselves."""
+
+    kept: Callable[[int, Operator], float]
+    """Bytes of activations from forward to backward."""
+    gradient: Callable[[int, Operator], float]
+    """Bytes of weight gradients."""
+
+
+def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Segment]:
+    """Return the segments of one pass through a block: kernels joined between collectives.
+
+    Args:
+        block: operators in forward order.
+        run: which parts, in which direction.
+        detail: ``kernel`` keeps kernels apart; else those between collectives are joined.
+        holding: what operators keep and complete.
+    """
+    out: list[Segment] = []
+    kernels: list[Kernel] = []
+    alloc = free = grads = 0.0
+
+    def close() -> None:
+        nonlocal alloc, free, grads
+        if kernels:
+            name = kernels[0].name if detail == "kernel" else f"{block.name} {run.name}"
+            work = Work(name, tuple(kernels), alloc_bytes=alloc, free_bytes=free)
+            out.append(Segment(work, COMPUTE, gradient_bytes=grads))
+        kernels.clear()
+        alloc = free = grads = 0.0
+
+    indexed = list(enumerate(block.operators))
+    for index, operator in reversed(indexed) if run.reverse else indexed:
+        parts = run.parts(operator)
+        own = [i for i, part in enumerate(parts) if isinstance(part, Kernel)]
+        for i, part in enumerate(parts):
+            if isinstance(part, Flow):
+                close()
+                out.append(Segment(part, TP))
+                continue
+            if detail == "kernel":
+                close()
+            kernels.append(part)
+            # memory comes alive with an operator's first kernel and is released with its last
+            if run.keeps and i == own[0]:
+                alloc += holding.kept(index, operator)
+            if run.frees and i == own[-1]:
+                free += holding.kept(index, operator)
+            if run.completes and i == own[-1]:
+                grads += holding.gradient(index, operator)
+    close()
+    return out
+
+
+def joined(chain: Sequence[Segment], bucket_bytes: float) -> list[Segment]:
+    """Return a chain with all that lies between gradient buckets joined into a few segments.
+
+    Args:
+        chain: segments of whole passes of a stage, of one or several blocks.
+        bucket_bytes: gradients after which a bucket is full; 0 for no buckets.
+    """
+    return [one for group in _groups(chain, bucket_bytes) for one in _join(group)]
+
+
+def _groups(chain: Sequence[Segment], bucket_bytes: float) -> Iterator[list[Segment]]:
+    group: list[Segment] = []
+    full = 0.0
+    for segment in chain:
+        group.append(segment)
+        full += segment.gradient_bytes
+        if bucket_bytes and full >= bucket_bytes:
+            yield group
+            group, full = [], 0.0
+    if group:
+        yield group
+
+
+def _join(group: list[Segment]) -> list[Segment]:
+    """Return the work before the first flow, equal flows together, and the rest of the work.
+
+    Memory moves so that the most that is alive at any time, and what is left, stay what they were.
+    """
+    flows: dict[Flow, int] = {}
+    works: tuple[list[Work], list[Work]] = ([], [])
+    level = peak = 0.0
+    for segment in group:
+        cost = segment.cost
+        if isinstance(cost, Flow):
+            flows[cost] = flows.get(cost, 0) + cost.count
+            continue
+        works[bool(flows)].append(cost)
+        level += cost.alloc_bytes
+        peak = max(peak, level)
+        level -= cost.free_bytes
+    rows: list[Segment] = [Segment(_one(w), COMPUTE) for w in works[:1] if w]
+    rows += [Segment(replace(flow, count=count), TP) for flow, count in flows.items()]
+    rows += [Segment(_one(w), COMPUTE) for w in works[1:] if w]
+    at = [i for i, row in enumerate(rows) if isinstance(row.cost, Work)]
+    if at:  # a chain without work keeps nothing
+        rows[at[0]] = _moving(rows[at[0]], alloc=peak)
+        rows[at[-1]] = _moving(rows[at[-1]], free=peak - level)
+    total = sum(segment.gradient_bytes for segment in group)
+    rows[-1] = rows[-1]._replace(gradient_bytes=total)
+    return rows
+
+
+def _one(works: list[Work]) -> Work:
+    """Return works one after the other as one, each kernel once with its count."""
+    count: dict[int, int] = {}
+    kernels: dict[int, Kernel] = {}
+    for work in works:
+        for kernel in work.kernels:
+            kernels[id(kernel)] = kernel
+            count[id(kernel)] = count.get(id(kernel), 0) + kernel.count
+    return Work(f"stage {works[0].name.rpartition(' ')[2]}",
+                tuple(replace(k, count=count[i]) for i, k in kernels.items()))  # fmt: skip
+
+
+def _moving(row: Segment, alloc: float = 0.0, free: float = 0.0) -> Segment:
+    assert isinstance(row.cost, Work)
+    alloc, free = row.cost.alloc_bytes + alloc, row.cost.free_bytes + free
+    return row._replace(cost=replace(row.cost, alloc_bytes=alloc, free_bytes=free))
