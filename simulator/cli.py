@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
@@ -47,25 +47,41 @@ def cli() -> None:
 @scenario_options
 @click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
 @click.option("--trace", metavar="FILE", help="Write a Perfetto/Chrome trace (.json, .json.gz).")
-@click.option("--plot", "plots", multiple=True, metavar="[NAME=]FILE",
-              help="Draw pipeline (the default), breakdown or memory (repeatable).")  # fmt: skip
+@click.option(
+    "--plot",
+    "plots",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="Draw pipeline (the default), breakdown or memory (repeatable).",
+)
+@click.option(
+    "--trace-ranks",
+    default="some",
+    show_default=True,
+    metavar="all|some|R,R,...",
+    help="Ranks of the trace; some: one of each stage of more than 64 ranks.",
+)
+@click.option("--no-fold", is_flag=True, help="Run every rank, also those that run alike.")
+@click.option("--engine", type=click.Choice(["compiled", "events", "reference"]),
+              default="compiled", show_default=True, help="All give the same times.")  # fmt: skip
 def run(
     scenario: str, overrides: tuple[str, ...], json_path: str | None, trace: str | None,
-    plots: tuple[str, ...],
+    plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str,
 ) -> int:  # fmt: skip
     """Simulate SCENARIO and report step time, memory and the bottleneck."""
     figures = [_figure(text) for text in plots]
     _check_outputs(json_path, trace)
+    ranks = _ranks(trace_ranks)
     loaded = _load(scenario, overrides)
     from simulator.api import simulate
 
-    result = simulate(loaded)
+    result = simulate(loaded, engine=engine, folded=not no_fold)
     if json_path:
         _write_json(result.to_dict(), json_path)
     if json_path != "-":
         click.echo(str(result))
     if trace:
-        result.save_trace(trace)
+        result.save_trace(trace, ranks)
     for name, path in figures:
         getattr(result.plot, name)(path)
     return 0 if result.summary.fits else OVER_CAPACITY
@@ -184,6 +200,18 @@ def _figure(text: str) -> tuple[str, Path]:
         raise DescriptionError(f"--plot {text!r}: no figure {name!r}; there are {known}")
     check_path(path)
     return name, Path(path)
+
+
+def _ranks(text: str) -> list[int] | Literal["all", "some"]:
+    """Return the ranks of a ``--trace-ranks`` value."""
+    if text in ("all", "some"):
+        return cast(Literal["all", "some"], text)
+    try:
+        return [int(rank) for rank in text.split(",")]
+    except ValueError:
+        raise DescriptionError(
+            f"--trace-ranks {text!r}: write all, some, or ranks such as 0,8,16"
+        ) from None
 
 
 def _check_outputs(json_path: str | None, trace: str | None) -> None:

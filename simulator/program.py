@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from simulator.budget import require
 from simulator.kernels.order import order_units, successors
 
 Int8: TypeAlias = npt.NDArray[np.int8]
@@ -258,6 +259,8 @@ class Program:
         if self.tiling is None:
             return self
         count = len(tiles)
+        what = f"listing {len(self.rank) * count:,} ops one by one"
+        require(100.0 * len(self.rank) * count, what, "choose ranks")
         tile = np.tile(np.arange(count), len(self.rank))
         degree = np.repeat(np.diff(self.pred_offset), count)
         offset = np.concatenate([[0], np.cumsum(degree)])

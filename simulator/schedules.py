@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
+from simulator.budget import require
 from simulator.errors import DescriptionError, ScheduleError, suggestion
 from simulator.program import ACTION_CODE, ACTIONS, NONE
 
@@ -116,7 +117,13 @@ def schedule_name(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def actions_of(name: str, stages: int, microbatches: int) -> Actions:
-    """Return the checked action lists of a registered schedule, without communication."""
+    """Return the checked action lists of a registered schedule, without communication.
+
+    Raises:
+        DescriptionError: when there is no such schedule, or it is too large for this machine.
+    """
+    what = f"a schedule of {microbatches:,} microbatches on {stages} stages"
+    require(1500.0 * stages * microbatches, what, "take fewer, larger microbatches")
     actions = SCHEDULES[schedule_name(name)](stages, microbatches)
     check_actions(actions)
     return actions

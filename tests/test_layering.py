@@ -13,6 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Leftmost first: a module may import from its own layer and from those before it.
 LAYERS = (
     ("units", "errors"),
+    ("budget",),
     ("kernels",),
     ("program", "timeline", "files"),
     ("schedules", "program_text"),

@@ -7,12 +7,12 @@ from pathlib import Path
 from simulator.errors import DescriptionError, suggestion
 
 FOLDERS = {
-    "devices": ("topologies/devices", ".toml"),
-    "nodes": ("topologies/nodes", ".toml"),
-    "models": ("workloads/models", ".json"),
-    "scenarios": ("workloads", ".toml"),
+    "devices": ("topologies/devices", (".toml",)),
+    "nodes": ("topologies/nodes", (".toml",)),
+    "models": ("workloads/models", (".json", ".toml")),
+    "scenarios": ("workloads", (".toml",)),
 }
-"""Where each part of the catalogue lies below the root, and the ending of its files."""
+"""Where each part of the catalogue lies below the root, and the endings of its files."""
 
 
 def root() -> Path:
@@ -24,8 +24,8 @@ def root() -> Path:
 
 def names(folder: str) -> list[str]:
     """Return the names in one part of the catalogue, sorted."""
-    place, suffix = FOLDERS[folder]
-    return sorted(path.stem for path in (root() / place).glob(f"*{suffix}"))
+    place, suffixes = FOLDERS[folder]
+    return sorted(path.stem for path in (root() / place).iterdir() if path.suffix in suffixes)
 
 
 def find(reference: str, folder: str, base: Path) -> Path:
@@ -34,15 +34,16 @@ def find(reference: str, folder: str, base: Path) -> Path:
     Raises:
         DescriptionError: when there is no such file.
     """
-    place, suffix = FOLDERS[folder]
+    place, suffixes = FOLDERS[folder]
     if "/" not in reference and not reference.endswith((".toml", ".json")):
-        path = root() / place / f"{reference}{suffix}"
-        if path.is_file():
-            return path
-        known = names(folder)
+        for suffix in suffixes:
+            path = root() / place / f"{reference}{suffix}"
+            if path.is_file():
+                return path
+        known, endings = names(folder), " or ".join(suffixes)
         raise DescriptionError(
             f"{reference!r} is not in the catalogue of {folder}{suggestion(reference, known)}"
-            f" (known: {', '.join(known)}; a path must hold a '/' or end in {suffix})"
+            f" (known: {', '.join(known)}; a path must hold a '/' or end in {endings})"
         )
     path = (base / reference).expanduser()
     if not path.is_file():

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 
 import numpy as np
 
+from simulator.budget import require
+from simulator.engine import compiled
 from simulator.engine.fold import Folding, fold
 from simulator.errors import ProgramError
 from simulator.program import Int64, Program
 from simulator.timeline import Timeline
 
-__all__ = ["ENGINES", "Folding", "fold", "run"]
+__all__ = ["ENGINES", "Folding", "fold", "run", "run_many"]
 
 ENGINES = ("compiled", "events", "reference")
 """Engines by name, each a module with a `run`; all give the same ticks.
@@ -40,6 +43,40 @@ def run(
     if wide.shape[1] not in (1, program.num_tiles) or (wide < 0).any():
         raise ProgramError(f"{ticks.shape} ticks do not fit {len(program)} ops, or are negative")
     chosen = folding or Folding.none(program)
+    size = 16 * len(program.rank) * len(chosen.tiles)
+    require(size, f"running {len(program):,} ops", "let ranks fold, or simulate fewer steps")
     module = import_module(f"simulator.engine.{engine}")
     timeline: Timeline = module.run(program, wide, chosen)
     return timeline
+
+
+SAMPLE_CELLS = 20_000_000
+"""Ops of all samples that run side by side (each holds 24 bytes)."""
+
+
+def run_many(program: Program, ticks: Int64) -> Iterator[Timeline]:
+    """Yield the timeline of each of several sets of durations, in order, without rebuilding.
+
+    Args:
+        program: what to run.
+        ticks: (sets, ops), or (sets, rows, tiles or 1) for a tiled program; where a set has one
+            column, all tiles take the same, and one of them stands for all.
+
+    Raises:
+        DeadlockError: when ops are left that can never start.
+        ProgramError: when the ticks do not belong to the program.
+    """
+    rows = len(program.rank)
+    if ticks.ndim < 2 or ticks[:1].size not in (rows, rows * program.num_tiles):
+        raise ProgramError(f"{ticks.shape} ticks do not fit sets of {len(program)} ops")
+    wide = ticks.reshape(len(ticks), rows, -1)
+    one = Folding(np.zeros(1, np.int64), np.zeros(program.num_tiles, np.int64))
+    folding = one if wide.shape[2] == 1 else Folding.none(program)
+    columns = len(folding.tiles)
+    batch = max(1, SAMPLE_CELLS // max(1, rows * columns))
+    for first in range(0, len(wide), batch):
+        some = wide[first : first + batch]
+        side_by_side = np.ascontiguousarray(some.transpose(1, 0, 2).reshape(rows, -1))
+        times = compiled.run_sets(program, side_by_side, folding, len(some))
+        for start, end in times:
+            yield compiled.timeline_of(program, folding, start, end)

@@ -18,26 +18,52 @@ CELLS = 50_000_000
 
 def run(program: Program, ticks: Int64, folding: Folding) -> Timeline:
     """Return when every op started and ended; see `simulator.engine.run`."""
+    ((start, end),) = run_sets(program, ticks_of_columns(ticks, folding), folding, 1)
+    return timeline_of(program, folding, start, end)
+
+
+def run_sets(
+    program: Program, ticks: Int64, folding: Folding, sets: int
+) -> list[tuple[Int64, Int64]]:
+    """Return start and end (rows, columns) of several sets of durations that run side by side.
+
+    Args:
+        program: what to run.
+        ticks: (rows, sets x columns), or (rows, 1) that all columns share.
+        folding: which tiles are run.
+        sets: how many sets; nothing joins ops of two.
+    """
+    classes = classes_of_columns(program, folding)
+    columns = len(folding.tiles)
+    shift = np.repeat(np.arange(sets, dtype=np.int32) * columns, columns)
+    classes = np.tile(classes, sets) + shift
     if len(program.slot) and (program.slot != NONE).any():
-        return events.run(program, ticks, folding)
+        start, end = events.times(program, ticks, classes)
+    else:
+        start, end = _pass(program, ticks, classes)
+    cut = [slice(k * columns, (k + 1) * columns) for k in range(sets)]
+    return [(start[:, one], end[:, one]) for one in cut]
+
+
+def _pass(program: Program, ticks: Int64, classes: Int32) -> tuple[Int64, Int64]:
+    """Return start and end by one pass in topological order."""
     offset, rows = program.units
     if len(rows) < len(program.rank):
         raise DeadlockError(deadlock_of(program))
-    columns = len(folding.tiles)
+    columns = classes.shape[1]
     start = np.empty((len(program.rank), columns), np.int64)
     end = np.empty_like(start)
     joint = program.joint[rows[offset[:-1]]]
     partition = np.append(program.partition, NONE)[joint]  # NONE is -1: the last one
     arguments = (
         offset, rows, partition.astype(np.int64), program.pred_offset, program.preds,
-        program.stream_previous, classes_of_columns(program, folding),
-        ticks_of_columns(ticks, folding), start, end,
+        program.stream_previous, classes, ticks, start, end,
     )  # fmt: skip
     units = len(offset) - 1
     stride = max(1, CELLS // max(columns, 1))
     for first in range(0, units, stride):
         one_pass(start.size, first, min(first + stride, units), *arguments)
-    return timeline_of(program, folding, start, end)
+    return start, end
 
 
 def timeline_of(program: Program, folding: Folding, start: Int64, end: Int64) -> Timeline:

@@ -8,7 +8,7 @@ from simulator.engine import compiled
 from simulator.engine.fold import Folding
 from simulator.errors import DeadlockError
 from simulator.lower.check import explain_deadlock
-from simulator.program import NONE, Int16, Int64, Program
+from simulator.program import NONE, Int16, Int32, Int64, Program
 from simulator.timeline import Timeline
 
 BUDGET = 5_000_000
@@ -17,13 +17,30 @@ BUDGET = 5_000_000
 
 def run(program: Program, ticks: Int64, folding: Folding) -> Timeline:
     """Return when every op started and ended; see `simulator.engine.run`."""
+    classes = compiled.classes_of_columns(program, folding)
+    start, end = times(program, compiled.ticks_of_columns(ticks, folding), classes)
+    return compiled.timeline_of(program, folding, start, end)
+
+
+def times(program: Program, ticks: Int64, classes: Int32) -> tuple[Int64, Int64]:
+    """Return start and end (rows, columns) by events.
+
+    Args:
+        program: what to run.
+        ticks: (rows, columns or 1).
+        classes: (partitions, columns): which columns meet in the joint ops of a partition.
+
+    Raises:
+        DeadlockError: when ops are left that can never start.
+    """
     from simulator.kernels.events import prepare, run_events  # loads numba
 
-    columns, rows = len(folding.tiles), len(program.rank)
+    columns, rows = classes.shape[1], len(program.rank)
+    start = np.full((rows, columns), NONE, np.int64)
+    end = np.full((rows, columns), NONE, np.int64)
     if rows == 0:
-        return compiled.timeline_of(program, folding, *np.zeros((2, 0, columns), np.int64))
+        return start, end
     members, (next_offset, nexts) = program.joint_members, program.nexts
-    classes = compiled.classes_of_columns(program, folding)
     sizes = np.stack([np.bincount(row, minlength=columns) for row in classes]).astype(np.int64)
     class_offset = np.concatenate(
         [np.zeros((len(sizes), 1), np.int64), np.cumsum(sizes, axis=1)], axis=1
@@ -35,8 +52,6 @@ def run(program: Program, ticks: Int64, folding: Folding) -> Timeline:
     slot = program.slot if len(program.slot) else np.full(rows, NONE, np.int16)
     free, queue_offset = _desks(program, slot, columns)
     running = _most_running(program) * columns
-    start = np.full((rows, columns), NONE, np.int64)
-    end = np.full((rows, columns), NONE, np.int64)
     state = np.zeros(3, np.int64)
     arguments = (
         state, waiting, missing, next_offset, nexts, program.joint, members.offset, members.ranks,
@@ -44,16 +59,17 @@ def run(program: Program, ticks: Int64, folding: Folding) -> Timeline:
         slot, free, queue_offset, np.zeros(len(free), np.int64),
         np.empty(queue_offset[-1], np.int64), np.empty(queue_offset[-1], np.int64),
         np.empty(running, np.int64), np.empty(running, np.int64),
-        np.empty(rows * columns, np.int64), compiled.ticks_of_columns(ticks, folding), start, end,
+        np.empty(rows * columns, np.int64), ticks, start, end,
     )  # fmt: skip
     done, ended = 0, BUDGET
     while ended >= BUDGET:
         ended = run_events(BUDGET, *arguments)
         done += ended
     if done < start.size:
-        flat = compiled.timeline_of(program, folding, start, end).flat
-        raise DeadlockError(explain_deadlock(program.flat, flat.end != NONE))
-    return compiled.timeline_of(program, folding, start, end)
+        stuck = (end == NONE).any(axis=0)
+        ended = end[:, int(np.argmax(stuck))] != NONE
+        raise DeadlockError(explain_deadlock(program.flat, np.repeat(ended, program.num_tiles)))
+    return start, end
 
 
 def _desks(program: Program, slot: Int16, columns: int) -> tuple[Int64, Int64]:

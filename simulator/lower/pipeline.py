@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from simulator.budget import require
 from simulator.errors import ScheduleError
 from simulator.lower.bodies import SCOPES, Body, StageBodies
 from simulator.lower.grid import (
@@ -73,6 +74,9 @@ def expand(grid: Grid, bodies: tuple[StageBodies, ...], message: int) -> Templat
     first = np.concatenate([[0], np.cumsum(length)])
     action = np.repeat(np.arange(len(number)), length)
     within = np.arange(first[-1]) - first[action]
+
+    what = f"a step of {int(first[-1]):,} ops on each replica"
+    require(200.0 * float(first[-1]), what, "take fewer microbatches, or a coarser run.detail")
 
     start = np.concatenate([[0], np.cumsum(lengths)])
     source = start[number[action]] + within
@@ -188,6 +192,8 @@ def repeat_steps(one: Template, num_steps: int) -> Template:
     if num_steps == 1:
         return one
     ops, joints = len(one), len(one.joint_scope)
+    what = f"a run of {num_steps:,} steps of {ops:,} ops on each replica"
+    require(120.0 * num_steps * ops, what, "simulate fewer steps")
     step = np.repeat(np.arange(num_steps, dtype=np.int32), ops)
 
     def tiled(column: npt.NDArray[np.int32], size: int) -> Int32:

@@ -26,7 +26,6 @@ from matplotlib.textpath import text_to_path
 
 from simulator.errors import DescriptionError
 from simulator.files import check_writable, write_whole
-from simulator.lower.mesh import Mesh
 from simulator.program import ACTION_CODE, Int64
 from simulator.units import UNITS, format_seconds, to_seconds
 
@@ -311,14 +310,6 @@ def row_axis(ax: Axes, labels: Sequence[str], middle: float) -> None:
     ax.set(ylim=(len(labels), 0), yticks=np.arange(len(labels)) + middle, yticklabels=labels)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-
-
-def stage_ranks(result: Result) -> Int64:
-    """Return one rank of each stage, the first of its replica; every rank of a bare schedule."""
-    if result.scenario is None:
-        return np.arange(result.tiled.num_ranks)
-    mesh = Mesh.of(result.scenario.plan)
-    return mesh.rank(0, np.arange(mesh.pp), 0)
 
 
 def sample(ranks: Int64) -> Int64:

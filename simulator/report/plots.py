@@ -126,7 +126,7 @@ def pipeline_rows(result: Result, ranks: Sequence[int] | None = None) -> tuple[I
     if result.scenario is None:
         shown, which = palette.sample(every), "evenly spaced"
     else:
-        stages = palette.stage_ranks(result)
+        stages = result.stage_ranks
         shown = palette.sample(stages)
         which = "one of each stage" if len(shown) == len(stages) else "of evenly spaced stages"
     return shown, f"{len(shown)} of {count} ranks, {which}" if len(shown) < count else ""
@@ -284,7 +284,7 @@ def memory(result: Result, path: str | Path | None = None) -> Figure:
         DescriptionError: when the figure cannot be saved.
     """
     palette.check_path(path)
-    ranks = palette.sample(palette.stage_ranks(result))
+    ranks = palette.sample(result.stage_ranks)
     sized, count = result.scenario is not None, result.tiled.num_ranks
     many = len(ranks) > 1 or not sized
     some = f"{len(ranks)} of {count} ranks, " if len(ranks) < count else ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -164,11 +164,26 @@ class Result:
             }
         )
 
-    def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
-        """Write a trace, of all ranks or of some, that Perfetto and chrome://tracing open."""
-        from simulator.report.trace import write_trace
+    @property
+    def stage_ranks(self) -> Int64:
+        """One rank of each stage, the first of its replica; every rank of a bare schedule."""
+        return self.tiled.tile_ranks[:, 0].astype(np.int64)
 
-        write_trace(self, Path(path), ranks)
+    def save_trace(
+        self, path: str | Path, ranks: Sequence[int] | Literal["all", "some"] = "some"
+    ) -> None:
+        """Write a trace that Perfetto and chrome://tracing open.
+
+        Args:
+            path: a file whose name ends in ``.json`` or ``.json.gz``.
+            ranks: those to show; "some" are all of up to 64, else one of each stage.
+        """
+        from simulator.report.trace import MANY_RANKS, write_trace
+
+        if ranks == "some":
+            few = self.tiled.num_ranks <= MANY_RANKS
+            ranks = "all" if few else self.stage_ranks.tolist()
+        write_trace(self, Path(path), None if ranks == "all" else ranks)
 
     @property
     def plot(self) -> Plots:

@@ -33,6 +33,9 @@ Column = npt.NDArray[np.integer[Any]]
 _TICKS_PER_MICROSECOND = TICKS_PER_SECOND // 10**6
 _GIGABYTE = parse_quantity("1 GB", "bytes")
 
+MANY_RANKS = 64
+"""Ranks above which a trace shows one of each stage unless told otherwise."""
+
 SUFFIXES = (".json", ".json.gz")
 """How the name of a trace ends."""
 
