@@ -264,8 +264,8 @@ class Program:
         tile = np.tile(np.arange(count), len(self.rank))
         degree = np.repeat(np.diff(self.pred_offset), count)
         offset = np.concatenate([[0], np.cumsum(degree)])
-        source = np.repeat(np.repeat(self.pred_offset[:-1], count) - offset[:-1], degree)
-        preds = self.preds[source + np.arange(offset[-1])] * count + np.repeat(tile, degree)
+        source = ranges(np.repeat(self.pred_offset[:-1], count), degree)
+        preds = self.preds[source] * count + np.repeat(tile, degree)
         classes = self.tiling.classes[:, tiles]
         width = classes.max(axis=1, initial=0)[self.partition].astype(np.int64) + 1
         base = np.concatenate([[0], np.cumsum(width)])
@@ -309,6 +309,14 @@ class Program:
         if self.layer[op] != NONE:
             text += f" layer {self.layer[op]}"
         return text if name in (action, "send_recv") else f"{text} {name}"
+
+
+def ranges(first: Int64, count: Int64) -> Int64:
+    """Return ``first[i], first[i] + 1, ...``, count[i] of them, for each i in turn."""
+    ends = np.cumsum(count)
+    total = int(ends[-1]) if len(ends) else 0
+    numbers: Int64 = np.repeat(first - ends + count, count) + np.arange(total)
+    return numbers
 
 
 def _same(a: object, b: object) -> bool:

@@ -62,25 +62,39 @@ SPECS = st.builds(
     needs=st.lists(st.integers(0, 12), max_size=3).map(tuple),
     key=st.integers(0, 99),
 )
-PROGRAMS = st.lists(SPECS, max_size=5) | st.lists(SPECS, min_size=6, max_size=14)
-MENU = st.sampled_from(MENUS)
-SERVERS = st.lists(st.integers(1, 3), max_size=3)
-NO_DESKS: list[int] = []
+
+
+class Case(NamedTuple):
+    """A random program: its ops, the ticks to choose from, and the servers of each desk."""
+
+    specs: Sequence[Spec]
+    menu: Sequence[int]
+    servers: Sequence[int]
+
+
+CASES = st.builds(
+    Case,
+    specs=st.lists(SPECS, max_size=5) | st.lists(SPECS, min_size=6, max_size=14),
+    menu=st.sampled_from(MENUS),
+    servers=st.lists(st.integers(1, 3), max_size=3),
+)
+
+SOME_CASES = CASES.filter(lambda case: len(case.specs) > 0)
 
 Drawn = tuple[Program, Int64]
 Build = Callable[..., Drawn]
 
 
-def drawn_ops(specs: Sequence[Spec], menu: Sequence[int], servers: int, op: Any) -> list[Any]:
+def drawn_ops(case: Case, op: Any) -> list[Any]:
     """Return ops that need only what stands before them, with the key of each."""
     ops: list[Any] = []
-    for number, spec in enumerate(specs):
+    for number, spec in enumerate(case.specs):
         known, width = len(ops), max(spec.width, 1)
         for m in range(width):
             needs = tuple(known - 1 - far for far in spec.needs[m::width] if far < known)
-            desk = spec.desk if not spec.width and 0 <= spec.desk < servers else None
+            desk = spec.desk if not spec.width and 0 <= spec.desk < len(case.servers) else None
             made = op(
-                (spec.rank + m) % 4, menu[spec.length % len(menu)],
+                (spec.rank + m) % 4, case.menu[spec.length % len(case.menu)],
                 STREAMS[(spec.stream + m * spec.key) % 4], needs,
                 joint=f"j{number}" if spec.width else None, desk=desk,
             )  # fmt: skip
@@ -103,14 +117,12 @@ def renumbered(ops: Sequence[Any], in_order: bool) -> list[Any]:
 
 @pytest.fixture(scope="session")
 def build(op: Any, program_of: Any) -> Build:
-    """Return a function from specs to a program and its ticks."""
+    """Return a function from a case to a program and its ticks."""
 
-    def made(
-        specs: Sequence[Spec], menu: Sequence[int], servers: Sequence[int], in_order: bool = True
-    ) -> Drawn:
-        ops = renumbered(drawn_ops(specs, menu, len(servers), op), in_order)
-        program, ticks = program_of(ops, servers=servers, num_ranks=4)
-        if len(specs) % 2:  # members of a joint op may end apart
+    def made(case: Case, in_order: bool = True) -> Drawn:
+        ops = renumbered(drawn_ops(case, op), in_order)
+        program, ticks = program_of(ops, servers=case.servers, num_ranks=4)
+        if len(case.specs) % 2:  # members of a joint op may end apart
             ticks[program.joint != NONE] += np.flatnonzero(program.joint != NONE) % 3
         return program, ticks
 
@@ -182,39 +194,33 @@ def same_in_all(program: Program, ticks: Int64, folding: Folding | None = None) 
 
 
 @settings(max_examples=900, deadline=None)
-@given(specs=PROGRAMS, menu=MENU, servers=SERVERS)
+@given(case=CASES)
 def test_engines_agree_on_random_programs_and_with_the_words(
-    kernels: str, build: Build, specs: list[Spec], menu: tuple[int, ...], servers: list[int]
+    kernels: str, build: Build, case: Case
 ) -> None:
-    program, ticks = build(specs, menu, servers)
+    program, ticks = build(case)
     times = same_in_all(check(program), ticks)
     assert (times.start.tolist(), times.end.tolist()) == by_hand(program, ticks.tolist())
 
 
-# Everything queues at few desks: what matters is who asked first, and who has the smaller id.
+# Everything but a few messages queues: what matters is who asked first, and who has the smaller id.
 @settings(max_examples=500, deadline=None)
 @given(
-    specs=st.lists(
-        SPECS.map(lambda s: s._replace(width=s.width // 4 * 2)), min_size=3, max_size=16
-    ),
-    menu=MENU,
+    case=CASES.filter(lambda case: len(case.specs) > 1),
     servers=st.lists(st.integers(1, 3), min_size=1, max_size=2),
 )
-def test_engines_agree_on_programs_that_queue(
-    build: Build, specs: list[Spec], menu: tuple[int, ...], servers: list[int]
-) -> None:
-    program, ticks = build([s._replace(desk=s.desk % len(servers)) for s in specs], menu, servers)
+def test_engines_agree_on_programs_that_queue(build: Build, case: Case, servers: list[int]) -> None:
+    specs = [s._replace(desk=s.desk % len(servers), width=s.width // 4 * 2) for s in case.specs]
+    program, ticks = build(Case(specs, case.menu, servers))
     times = same_in_all(program, ticks)
     assert (times.start.tolist(), times.end.tolist()) == by_hand(program, ticks.tolist())
 
 
 # An interrupt is heard between two calls of a kernel: a run cut into pieces is the same run.
 @settings(max_examples=150, deadline=None)
-@given(specs=PROGRAMS, menu=MENU, servers=SERVERS, budget=st.integers(1, 6))
-def test_a_run_cut_into_pieces_is_the_same_run(
-    build: Build, specs: list[Spec], menu: tuple[int, ...], servers: list[int], budget: int
-) -> None:
-    program, ticks = build(specs, menu, servers)
+@given(case=CASES, budget=st.integers(1, 6))
+def test_a_run_cut_into_pieces_is_the_same_run(build: Build, case: Case, budget: int) -> None:
+    program, ticks = build(case)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(events, "BUDGET", budget)
         patch.setattr(compiled, "CELLS", budget)
@@ -242,7 +248,7 @@ def many_specs(seed: int, count: int) -> list[Spec]:
 def test_engines_agree_on_larger_programs(
     kernels: str, build: Build, seed: int, count: int, servers: list[int]
 ) -> None:
-    program, ticks = build(many_specs(seed, count), MENUS[2], servers)
+    program, ticks = build(Case(many_specs(seed, count), MENUS[2], servers))
     times = same_in_all(check(program), ticks)
     if count == 300:
         assert (times.start.tolist(), times.end.tolist()) == by_hand(program, ticks.tolist())
@@ -300,19 +306,17 @@ def folds_what_agrees(program: Program, ticks: Int64) -> Folding:
 
 @settings(max_examples=250, deadline=None)
 @given(
-    specs=st.lists(SPECS, min_size=1, max_size=8),
-    menu=MENU,
-    servers=SERVERS,
+    case=SOME_CASES,
     degrees=st.tuples(st.integers(1, 4), st.integers(1, 3)),
     partitions=st.lists(st.integers(0, 3), min_size=1, max_size=4),
     alike=ALIKE,
     seed=st.integers(0, 2**32 - 1),
 )
 def test_engines_agree_on_tiles_with_jitter(
-    kernels: str, build: Build, specs: list[Spec], menu: tuple[int, ...], servers: list[int],
+    kernels: str, build: Build, case: Case,
     degrees: tuple[int, int], partitions: list[int], alike: tuple[str, ...], seed: int,
 ) -> None:  # fmt: skip
-    one, ticks = build(specs, menu, servers)
+    one, ticks = build(case)
     program = check(tiled(one, *degrees, partitions))
     drawn = [1 if axis in alike else d for axis, d in zip(("dp", "tp"), degrees, strict=True)]
     jitter = np.random.default_rng(seed).choice([0, 0, 0, 1, 3], (len(ticks), *drawn))
@@ -328,11 +332,9 @@ def test_engines_agree_on_tiles_with_jitter(
 
 # Desks of a tile are its own: each tile of a program without joint ops runs as if it were alone.
 @settings(max_examples=60, deadline=None)
-@given(specs=PROGRAMS.filter(bool), menu=MENU, servers=SERVERS, tiles=st.integers(2, 4))
-def test_tiles_that_do_not_meet_run_as_if_alone(
-    build: Build, specs: list[Spec], menu: tuple[int, ...], servers: list[int], tiles: int
-) -> None:
-    one, ticks = build([s._replace(width=0) for s in specs], menu, servers)
+@given(case=SOME_CASES, tiles=st.integers(2, 4))
+def test_tiles_that_do_not_meet_run_as_if_alone(build: Build, case: Case, tiles: int) -> None:
+    one, ticks = build(case._replace(specs=[s._replace(width=0) for s in case.specs]))
     program = tiled(one, tiles, 1, [0])
     wide = ticks[:, None] * np.arange(1, tiles + 1)
     start, end = same_in_all(program, wide).columns
@@ -360,9 +362,16 @@ def alike_however_it_runs(scenario: Scenario) -> Folding:
 
 @pytest.mark.parametrize("name", catalog.names("scenarios"))
 def test_engines_agree_on_every_shipped_scenario(name: str) -> None:
-    plan = load(name).plan
-    batch = plan.dp * plan.microbatch_size * (plan.pp + 1)
-    few = {"run.global_batch_size": batch, "run.num_steps": 2}
+    shipped = load(name)
+    plan, nodes = shipped.plan, shipped.cluster.num_nodes
+    dp = 2 if plan.dp > 8 else plan.dp  # the reference runs every rank
+    microbatches = min(shipped.num_microbatches, plan.pp + 1, 5 if dp == plan.dp else 2)
+    few = {
+        "plan.dp": dp,
+        "cluster.num_nodes": nodes * dp // plan.dp,
+        "run.global_batch_size": dp * plan.microbatch_size * microbatches,
+        "run.num_steps": 2 if dp == plan.dp else 1,
+    }
     alike_however_it_runs(load(name, few))
 
 
@@ -390,7 +399,7 @@ def test_engines_agree_on_random_plans(
             model=model,
             plan=plan,
             run={
-                "detail": data.draw(st.sampled_from(["layer", "layer", "kernel"])),
+                "detail": data.draw(st.sampled_from(["stage", "layer", "kernel"])),
                 "num_steps": data.draw(st.integers(1, 3 if world <= 8 else 1)),
             },
             batch=dp * size * data.draw(st.integers(1, 4 if world <= 8 else 2)),
@@ -422,11 +431,9 @@ def test_replicas_that_lie_differently_are_not_folded(
 
 
 @settings(max_examples=200, deadline=None)
-@given(specs=PROGRAMS, menu=MENU, servers=SERVERS)
-def test_twice_as_long_ops_take_twice_as_long(
-    build: Build, specs: list[Spec], menu: tuple[int, ...], servers: list[int]
-) -> None:
-    program, ticks = build(specs, menu, servers)
+@given(case=CASES)
+def test_twice_as_long_ops_take_twice_as_long(build: Build, case: Case) -> None:
+    program, ticks = build(case)
     for engine in ("compiled", "events"):
         once, twice = run(program, ticks, engine), run(program, 2 * ticks, engine)
         assert twice == Timeline(2 * once.start, 2 * once.end)
@@ -435,11 +442,11 @@ def test_twice_as_long_ops_take_twice_as_long(
 
 
 @settings(max_examples=200, deadline=None)
-@given(specs=PROGRAMS.filter(bool), menu=MENU, which=st.integers(0), more=st.integers(1, 9))
+@given(case=SOME_CASES, which=st.integers(0), more=st.integers(1, 9))
 def test_one_longer_op_ends_nothing_earlier(
-    build: Build, specs: list[Spec], menu: tuple[int, ...], which: int, more: int
+    build: Build, case: Case, which: int, more: int
 ) -> None:
-    program, ticks = build(specs, menu, NO_DESKS)
+    program, ticks = build(case._replace(servers=()))
     longer = ticks.copy()
     longer[which % len(ticks)] += more
     for engine in ("compiled", "events"):
@@ -456,11 +463,9 @@ def closes(message: str) -> bool:
 
 # Streams in the order of the keys, whatever their ops need: most such programs wait for themselves.
 @settings(max_examples=300, deadline=None)
-@given(specs=PROGRAMS, menu=MENU, servers=SERVERS)
-def test_engines_agree_on_what_can_never_start(
-    kernels: str, build: Build, specs: list[Spec], menu: tuple[int, ...], servers: list[int]
-) -> None:
-    program, ticks = build(specs, menu, servers, in_order=False)
+@given(case=CASES)
+def test_engines_agree_on_what_can_never_start(kernels: str, build: Build, case: Case) -> None:
+    program, ticks = build(case, in_order=False)
     start, end = by_hand(program, ticks.tolist())
     if NONE not in end:
         times = same_in_all(program, ticks)
@@ -490,16 +495,13 @@ def planted(kind: str, count: int, op: Any) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ["itself", "stream", "needs", "joints", "corner"])
 @settings(max_examples=40, deadline=None)
-@given(
-    specs=PROGRAMS, menu=MENU, servers=SERVERS, degrees=st.sampled_from([(1, 1), (2, 1), (2, 3)])
-)
+@given(case=CASES, degrees=st.sampled_from([(1, 1), (2, 1), (2, 3)]))
 def test_a_cycle_among_other_ops_is_found(
-    op: Any, program_of: Any, kind: str, specs: list[Spec], menu: tuple[int, ...],
-    servers: list[int], degrees: tuple[int, int],
+    op: Any, program_of: Any, kind: str, case: Case, degrees: tuple[int, int],
 ) -> None:  # fmt: skip
-    ops = renumbered(drawn_ops(specs, menu, len(servers), op), in_order=True)
+    ops = renumbered(drawn_ops(case, op), in_order=True)
     cycle = planted(kind, len(ops), op)
-    program, ticks = program_of([*ops, *cycle], servers=servers, num_ranks=4)
+    program, ticks = program_of([*ops, *cycle], servers=case.servers, num_ranks=4)
     if degrees != (1, 1):
         program = tiled(program, *degrees, [0, 1, 2, 3])
     names = [f"(op {(len(ops) + i) * program.num_tiles}" for i in range(len(cycle))]
@@ -514,6 +516,6 @@ def test_a_cycle_among_other_ops_is_found(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_tiled_program_without_ops_takes_no_time(build: Build, engine: str) -> None:
-    one, _ = build([], MENUS[0], [2])
+    one, _ = build(Case((), MENUS[0], [2]))
     program = tiled(one, 2, 3, [0])
     assert run(program, np.zeros((0, 6), np.int64), engine).makespan == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from simulator.errors import DescriptionError, suggestion
@@ -15,6 +16,7 @@ FOLDERS = {
 """Where each part of the catalogue lies below the root, and the endings of its files."""
 
 
+@cache
 def root() -> Path:
     """Return the folder that holds `topologies` and `workloads`."""
     package = Path(__file__).resolve().parent.parent

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.errors import DeadlockError, ProgramError
-from simulator.program import NONE, Int64, Program
+from simulator.program import NONE, Int64, Program, ranges
 
 
 def check(program: Program) -> Program:
@@ -65,22 +65,17 @@ def _check_members(program: Program) -> None:
     if (here != sizes).any():
         joint = int(np.argmax(here != sizes))
         raise ProgramError(_incomplete(program, joint, tiles, int(group[joint])))
+    distinct = _distinct_joints(program, group)
     for partition, meeting in enumerate(tiles):
-        joints = np.flatnonzero(program.partition == partition)
-        owner = np.repeat(joints, present[joints])
-        rows = members.ranks[np.repeat(program.partition == partition, present)]
+        joints = distinct[program.partition[distinct] == partition]
+        rows = members.ranks[ranges(members.offset[joints], present[joints])]
         ranks = program.tile_ranks[program.rank[rows]][:, meeting]
-        key_here = (owner[:, None] * program.num_ranks + ranks).ravel()
+        owner = np.repeat(joints, present[joints])
+        key_here = np.sort((owner[:, None] * program.num_ranks + ranks).ravel())
+        at = ranges(program.groups.offset[group[joints]], sizes[joints])
         owner = np.repeat(joints, sizes[joints])
-        within = np.arange(len(owner)) - np.repeat(
-            np.cumsum(sizes[joints]) - sizes[joints], sizes[joints]
-        )
-        offset = np.repeat(program.groups.offset[group[joints]], sizes[joints])
-        key_group = owner * program.num_ranks + program.groups.ranks[offset + within]
-        if len(rows) == len(joints) and (key_here == key_group).all():
-            continue  # a row each, and a rank lies on one tile only: no rank is twice
-        key_group = np.sort(key_group)
-        wrong = np.sort(key_here) != key_group
+        key_group = np.sort(owner * program.num_ranks + program.groups.ranks[at])
+        wrong = key_here != key_group
         wrong[1:] |= key_group[1:] == key_group[:-1]  # a rank that is twice in its group
         if wrong.any():
             joint = int(owner[np.argmax(wrong)])
@@ -93,6 +88,21 @@ def _check_members(program: Program) -> None:
             f"op {op} (rank {program.rank[op]} {program.label(op)}) disagrees with the other "
             "members of its joint op about its cost"
         )
+
+
+def _distinct_joints(program: Program, group: Int64) -> Int64:
+    """Return joint ops that stand for all: those of one group with members on the same ranks.
+
+    The ranks of up to two members are compared; a joint op of more stands for itself.
+    """
+    members = program.joint_members
+    first, last = members.offset[:-1], members.offset[1:] - 1
+    ends = [program.rank[members.ranks[at]].astype(np.int64) for at in (first, last)]
+    width = len(program.tile_ranks) + 1
+    key = (group * width + ends[0]) * width + ends[1]
+    alone = np.flatnonzero(last - first > 1)
+    _, chosen = np.unique(key, return_index=True)
+    return np.union1d(chosen, alone)
 
 
 def _incomplete(program: Program, joint: int, tiles: list[Int64], group: int) -> str:

@@ -26,7 +26,7 @@ from simulator.lower.grid import (
     Grid,
 )
 from simulator.lower.segments import DP, TIED
-from simulator.program import ACTION_CODE, NONE, Int16, Int32, Int64
+from simulator.program import ACTION_CODE, NONE, Int16, Int32, Int64, ranges
 
 PP = SCOPES.index("pp")
 
@@ -73,13 +73,12 @@ def expand(grid: Grid, bodies: tuple[StageBodies, ...], message: int) -> Templat
     length = lengths[number]
     first = np.concatenate([[0], np.cumsum(length)])
     action = np.repeat(np.arange(len(number)), length)
-    within = np.arange(first[-1]) - first[action]
 
     what = f"a step of {int(first[-1]):,} ops on each replica"
     require(200.0 * float(first[-1]), what, "take fewer microbatches, or a coarser run.detail")
 
     start = np.concatenate([[0], np.cumsum(lengths)])
-    source = start[number[action]] + within
+    source = ranges(start[number], length)
     message_row = {"cost": message, "stream": 0, "layer": NONE, "need": 0}
 
     def column(name: str) -> Int32:

@@ -109,7 +109,14 @@ def joined(chain: Sequence[Segment], bucket_bytes: float) -> list[Segment]:
         chain: segments of whole passes of a stage, of one or several blocks.
         bucket_bytes: gradients after which a bucket is full; 0 for no buckets.
     """
-    return [one for group in _groups(chain, bucket_bytes) for one in _join(group)]
+    made: dict[tuple[int, ...], list[Segment]] = {}  # layers share their costs, by identity
+    out: list[Segment] = []
+    for group in _groups(chain, bucket_bytes):
+        key = tuple(id(segment.cost) for segment in group)
+        if key not in made:
+            made[key] = _join(group)
+        out += made[key]
+    return out
 
 
 def _groups(chain: Sequence[Segment], bucket_bytes: float) -> Iterator[list[Segment]]:
