@@ -254,3 +254,16 @@ def test_replicas_of_equal_ranks_break_down_alike(scenario_of: ScenarioOf) -> No
     # order dp, pp, tp: ranks 0, 1, 4, 5 are stage 0; 2, 3, 6, 7 stage 1
     for ranks in ([0, 1, 4, 5], [2, 3, 6, 7]):
         assert (b.ticks[:, ranks] == b.ticks[:, ranks[:1]]).all()
+
+
+# Stage 0 ends last and starts first, so every step is the first one over again: what the others
+# wait for at its beginning is fill, and at its end drain, whichever step is reported.
+def test_the_bubble_of_a_later_step_has_the_pieces_of_the_first(scenario_of: ScenarioOf) -> None:
+    plan = {"pp": 4, "layers_per_stage": (1, 1, 1, 1)}
+    one, three = (
+        sim.simulate(scenario_of(plan=plan, batch=8, run={"num_steps": n})).breakdown
+        for n in (1, 3)
+    )
+    assert one.of("fill")[3] > 0
+    assert one.of("drain")[3] > 0
+    assert (one.ticks == three.ticks).all()

@@ -10,14 +10,15 @@ from simulator.kernels.jit import Kernel
 @Kernel
 def pieces(  # type: ignore[no-untyped-def]  # compiled
     ops, op_offset, category, flow_category, is_update, phases, pred_offset, preds, previous, start,
-    end, begin, finish, weight, out, busy,
+    end, begin, turn, finish, weight, out, busy,
 ):  # fmt: skip
     """Add up the ticks of ranks between `begin` and `finish` (ranks, columns), by category.
 
     `ops[op_offset[k]:op_offset[k + 1]]` are the rows of rank k's compute stream in order. Idle time
     before a row is followed backwards: the flow that the row waited for, the flow that this one
     waited for, and so on, for as long as they reach into it; what no flow covers is bubble, of one
-    of `phases` (fill, stall, drain). `out` is (categories, ranks, columns); `busy` gets the work of
+    of `phases` (fill, stall, drain). Bubble before a rank's first work is drain of the step before
+    until `turn`, fill from then on. `out` is (categories, ranks, columns); `busy` gets the work of
     each row over all columns, each counted `weight` times.
     """
     columns = start.shape[1]
@@ -58,6 +59,9 @@ def pieces(  # type: ignore[no-untyped-def]  # compiled
                     phase = stall
                     if not begun[c] and end[i, c] > begin[k, c]:
                         phase = fill
+                        before = min(idle, max(0, turn - done[c]))
+                        out[drain, k, c] += before
+                        idle -= before
                     elif is_update[i]:
                         phase = drain
                     out[phase, k, c] += idle

@@ -77,7 +77,7 @@ def stream_category(stream: str) -> str:
 
 
 def breakdown(
-    program: Program, timeline: Timeline, begin: Int64 | int, end: Int64 | int
+    program: Program, timeline: Timeline, begin: Int64 | int, end: Int64 | int, turn: int = 0
 ) -> Breakdown:
     """Return where the time of every rank goes between two ticks.
 
@@ -86,6 +86,7 @@ def breakdown(
         timeline: when its ops started and ended.
         begin: first tick, one for all or (ranks of a tile, columns of the timeline).
         end: last tick, likewise.
+        turn: when the step before ended on all ranks; 0 for the first step.
     """
     start, finish = timeline.columns
     shape = (len(program.tile_ranks), start.shape[1])
@@ -104,8 +105,8 @@ def breakdown(
     pieces(
         len(ops) * shape[1], ops, offset, _work_categories()[program.action], flow_category,
         program.action == ACTION_CODE["OPT"], tuple(CATEGORIES.index(name) for name in BUBBLE),
-        program.pred_offset, program.preds, program.stream_previous, start, finish, begin, end,
-        np.bincount(column, minlength=shape[1]), out, busy,
+        program.pred_offset, program.preds, program.stream_previous, start, finish, begin, turn,
+        end, np.bincount(column, minlength=shape[1]), out, busy,
     )  # fmt: skip
     ticks = np.zeros((len(CATEGORIES), program.num_ranks), np.int64)
     ticks[:, program.tile_ranks] = out[:, :, column]

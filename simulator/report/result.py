@@ -100,7 +100,7 @@ class Result:
         begin, end = self.window
         if len(ends) == 1:
             return breakdown(self.tiled, self.times, begin, end)
-        return breakdown(self.tiled, self.times, ends[-2], ends[-1])
+        return breakdown(self.tiled, self.times, ends[-2], ends[-1], turn=begin)
 
     @cached_property
     def memory(self) -> MemoryTimeline:
