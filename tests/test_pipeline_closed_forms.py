@@ -42,17 +42,17 @@ def holds(name: str, p: int, m: int, f: float, b: float) -> None:
 
 
 # Each rank works m(f+b) of T = (m+p-1)(f+b); the rest, (p-1)(f+b), is idle: (p-1)/(m+p-1) of T.
-@pytest.mark.parametrize("name", ["naive", "GPipe", "1F1B"])
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7, 8, 12, 16])
+@pytest.mark.parametrize("p", range(1, 17))
+@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
 def test_bubble_and_microbatches_in_flight_are_the_papers(name: str, p: int) -> None:
-    for m in (1, 2, 3, 5, 8, 13):
+    for m in range(1, 65):
         holds(name, p, m, 1.0, 2.0)
 
 
-@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
-@pytest.mark.parametrize(("p", "m"), [(16, 64), (15, 63), (2, 64), (16, 17), (16, 15), (1, 64)])
-def test_bubble_is_the_papers_at_the_corners(name: str, p: int, m: int) -> None:
-    holds(name, p, m, 1.0, 2.0)
+@pytest.mark.parametrize("p", [1, 2, 3, 8, 16])
+def test_naive_keeps_one_microbatch_in_flight(p: int) -> None:
+    for m in (1, 2, 13):
+        holds("naive", p, m, 1.0, 2.0)
 
 
 @settings(max_examples=30, deadline=None)
