@@ -57,7 +57,8 @@ def apart(*arguments: str) -> dict[str, float]:
 def main() -> None:
     """Print the table of all runs, growth exponents, and the sweep."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", help="runs to measure; all by default")
+    parser.add_argument("names", nargs="*", help="runs to measure; all by default: "
+                        + "; ".join(RUNS))  # fmt: skip
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--sweep", type=int, default=1000, help="plans of the sweep")
     parser.add_argument("--sweep-only", action="store_true", help=argparse.SUPPRESS)
@@ -68,6 +69,8 @@ def main() -> None:
         write(json.dumps(found))
         return
     names = chosen.names or list(RUNS)
+    if unknown := [name for name in names if name not in RUNS]:
+        parser.error(f"unknown run {unknown[0]!r}; there are {'; '.join(RUNS)}")
     runs = {name: apart("--one", name) for name in names}
     rows = [["run", "ops", "build ms", "engine ms", "report ms", "total ms", "engine Mops/s",
              "peak MB"]]  # fmt: skip

@@ -10,7 +10,8 @@ from simulator.errors import DescriptionError
 from simulator.hardware import price
 from simulator.lower import Actions, lower, lower_schedule
 from simulator.report.result import Result
-from simulator.schedules import BUBBLE_FRACTION, actions_of, schedule_name
+from simulator.schedules import BUBBLE_FRACTION, actions_of, read_actions, schedule_name
+from simulator.units import to_ticks
 
 
 def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = True) -> Result:
@@ -60,14 +61,10 @@ def simulate_schedule(
         ScheduleError: when action lists are not a legal schedule.
         DeadlockError: when ranks wait for each other's messages.
     """
-    problems = [
-        f"{name} {value:g} must be at least 0 and finite"
-        for name, value in (("forward", forward), ("backward", backward), ("latency", latency))
-        if not 0 <= value < math.inf
-    ]
+    problems = _out_of_range(forward=forward, backward=backward, latency=latency)
     for name, count in (("stages", stages), ("microbatches", microbatches)):
-        if isinstance(schedule, str) and (count is None or count < 1):
-            problems.append(f"{name} {count} must be at least 1")
+        if isinstance(schedule, str) and (type(count) is not int or count < 1):
+            problems.append(f"{name} {count!r} must be a whole number and at least 1")
     if problems:
         raise DescriptionError(problems)
     notes: tuple[str, ...] = ()
@@ -76,8 +73,24 @@ def simulate_schedule(
         assert microbatches is not None
         notes = pipeline_notes(schedule, stages, microbatches)
         schedule = actions_of(schedule, stages, microbatches)
+    else:
+        schedule = read_actions(schedule)
     program = lower_schedule(schedule, forward=forward, backward=backward, latency=latency)
     return Result(program, run(program, price(program), engine), None, notes)
+
+
+def _out_of_range(**times: object) -> list[str]:
+    """Return what is wrong with stated seconds; a schedule that takes no time says nothing."""
+    problems = [
+        f"{name} {value!r} must be a number, at least 0 and finite"
+        for name, value in times.items()
+        if isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 <= value < math.inf
+    ]
+    if not problems and not any(to_ticks(float(times[name])) for name in ("forward", "backward")):  # type: ignore[arg-type]
+        problems.append("forward and backward must not both be 0 (or below a picosecond)")
+    return problems
 
 
 def pipeline_notes(schedule: str, stages: int, microbatches: int) -> tuple[str, ...]:

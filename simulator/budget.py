@@ -11,6 +11,21 @@ from simulator.units import format_bytes
 
 def available_bytes() -> float:
     """Return the memory that this process may still use, or infinity where that is unknown."""
+    return min(_machine_bytes(), _group_bytes())
+
+
+def _group_bytes() -> float:
+    """Return what the process's control group leaves, where it has a limit (cgroup v2)."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = (group / "memory.current").read_text(encoding="ascii").strip()
+        return float(limit) - float(used)  # "max" is no number
+    except (OSError, ValueError):
+        return float("inf")
+
+
+def _machine_bytes() -> float:
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):

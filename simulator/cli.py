@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 OVER_CAPACITY = 3
 
+MOST_LISTED = 2_000_000
+"""Ops that `show program` lists."""
+
 scenario_argument = click.argument("scenario", metavar="SCENARIO")
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE",
@@ -70,9 +73,11 @@ def run(
 ) -> int:  # fmt: skip
     """Simulate SCENARIO and report step time, memory and the bottleneck."""
     figures = [_figure(text) for text in plots]
-    _check_outputs(json_path, trace)
-    ranks = _ranks(trace_ranks)
+    _check_outputs(json_path, trace, [path for _, path in figures])
+    if trace is None and trace_ranks != "some":
+        raise DescriptionError("--trace-ranks says which ranks --trace shows; give --trace too")
     loaded = _load(scenario, overrides)
+    ranks = _ranks(trace_ranks, loaded.cluster.world_size)
     from simulator.api import simulate
 
     result = simulate(loaded, engine=engine, folded=not no_fold)
@@ -113,15 +118,16 @@ def show() -> None:
 @click.option("--forward", type=float, default=1.0, show_default=True, help="Seconds of one F.")
 @click.option("--backward", type=float, default=2.0, show_default=True, help="Seconds of one B.")
 @click.option("--latency", type=float, default=0.0, show_default=True, help="Seconds of a message.")
-@click.option("--plot", metavar="FILE", help="Draw it.")
+@click.option("--plot", metavar="[NAME=]FILE", help="Draw it.")
 def show_schedule(
     name: str | None, stages: int, microbatches: int, forward: float, backward: float,
     latency: float, plot: str | None,
 ) -> None:  # fmt: skip
     """Print schedule NAME over time; without NAME list the schedules."""
-    if plot:
-        _figure(plot)
+    figure = _figure(plot) if plot else None
     if name is None:
+        if figure:
+            raise DescriptionError("--plot draws a schedule; give its NAME")
         from simulator.schedules import SCHEDULES
 
         for known, function in SCHEDULES.items():
@@ -134,8 +140,8 @@ def show_schedule(
         latency=latency,
     )  # fmt: skip
     click.echo(str(result))
-    if plot:
-        result.plot.pipeline(plot)
+    if figure:
+        getattr(result.plot, figure[0])(figure[1])
 
 
 @show.command("program")
@@ -146,7 +152,13 @@ def show_program(scenario: str, overrides: tuple[str, ...]) -> None:
     from simulator.lower import lower
     from simulator.program_text import format_program
 
-    click.echo(format_program(lower(loaded)))
+    program = lower(loaded)
+    if len(program) > MOST_LISTED:
+        raise DescriptionError(
+            f"{loaded.name}: a listing of {len(program):,} ops is no use; describe fewer ranks, "
+            "steps or microbatches, or --set run.detail=stage"
+        )
+    click.echo(format_program(program))
 
 
 @show.command("topology")
@@ -202,27 +214,34 @@ def _figure(text: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def _ranks(text: str) -> list[int] | Literal["all", "some"]:
+def _ranks(text: str, world_size: int) -> list[int] | Literal["all", "some"]:
     """Return the ranks of a ``--trace-ranks`` value."""
     if text in ("all", "some"):
         return cast(Literal["all", "some"], text)
-    try:
-        return [int(rank) for rank in text.split(",")]
-    except ValueError:
+    words = text.split(",")
+    if not all(word.isdigit() and int(word) < world_size for word in words):
         raise DescriptionError(
-            f"--trace-ranks {text!r}: write all, some, or ranks such as 0,8,16"
-        ) from None
+            f"--trace-ranks {text!r}: write all, some, or ranks from 0 to {world_size - 1} as 0,8"
+        )
+    return [int(word) for word in words]
 
 
-def _check_outputs(json_path: str | None, trace: str | None) -> None:
+def _check_outputs(json_path: str | None, trace: str | None, figures: list[Path]) -> None:
+    """Check all outputs before the work; no two may be the same file."""
     from simulator.files import check_writable
 
+    files = [p for p in (json_path, trace) if p not in (None, "-")]
+    if "" in files:
+        raise DescriptionError("--json and --trace need the name of a file")
     if json_path and json_path != "-":
         check_writable(Path(json_path))
     if trace:
         from simulator.report.trace import SUFFIXES
 
         check_writable(Path(trace), SUFFIXES)
+    every = [os.path.realpath(p) for p in (json_path, trace, *figures) if p and p != "-"]
+    if len(set(every)) < len(every):
+        raise DescriptionError("two outputs have the same name; give each its own")
 
 
 def _write_json(document: dict[str, Any], target: str) -> None:
@@ -244,21 +263,34 @@ def _write_text(path: Path, text: str) -> None:
 def main() -> None:
     """Run the command line and exit with its code."""
     try:
-        code = cli.main(standalone_mode=False)
-        sys.stdout.flush()
+        with cli.make_context("trainsim", sys.argv[1:]) as context:
+            code = cli.invoke(context)
+        if sys.stdout is not None:
+            sys.stdout.flush()
         sys.exit(code or 0)
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
     except TrainsimError as error:
         _complain(str(error))
         sys.exit(error.exit_code)
-    except click.exceptions.Abort:
+    except (KeyboardInterrupt, click.exceptions.Abort):
         _complain("interrupted")
         sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except BrokenPipeError:  # the reader has gone, as `head` does: end quietly
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         sys.exit(0)
+    except OSError as error:
+        _discard_stdout()
+        _complain(f"cannot write to standard output: {error.strerror}")
+        sys.exit(1)
+
+
+def _discard_stdout() -> None:
+    """Let what is still in the buffer go nowhere when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
+import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -18,39 +20,60 @@ def check_writable(path: Path, suffixes: Collection[str] = ()) -> None:
         suffixes: how its name may end; anyhow when empty.
 
     Raises:
-        DescriptionError: when its folder is missing or closed, the path is a folder, or its name
-            ends wrong.
+        DescriptionError: when its folder is missing or closed, something that is no plain file or
+            that is read-only lies there, or its name ends wrong.
     """
     if suffixes and not path.name.endswith(tuple(suffixes)):
         raise DescriptionError(
             f"cannot write {str(path)!r}: its name must end in {' or '.join(suffixes)}"
         )
-    folder = path.parent
-    if not folder.is_dir():
-        raise DescriptionError(f"cannot write {str(path)!r}: there is no folder {str(folder)!r}")
-    if path.is_dir():
-        raise DescriptionError(f"cannot write {str(path)!r}: it is a folder")
-    if not os.access(folder, os.W_OK):
-        raise DescriptionError(f"cannot write {str(path)!r}: the folder is not writable")
+    if wrong := _obstacle(path):
+        raise DescriptionError(f"cannot write {str(path)!r}: {wrong}")
+
+
+def _obstacle(path: Path) -> str | None:
+    """Say what keeps a file from being written at a path, if anything does."""
+    target = Path(os.path.realpath(path))
+    folder = target.parent
+    try:
+        if not folder.is_dir():
+            return f"there is no folder {str(path.parent)!r}"
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return "the folder is not writable"
+        if not target.exists():
+            return None
+        mode = target.stat().st_mode
+    except OSError as error:
+        return f"{error.strerror}"
+    if stat.S_ISDIR(mode):
+        return "it is a folder"
+    if not stat.S_ISREG(mode):
+        return "it is not a plain file"
+    return None if mode & 0o222 and os.access(target, os.W_OK) else "it is read-only"
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file and rename it to `path`; on failure leave nothing behind.
 
+    A link is followed, and the mode of a file that is replaced is kept.
+
     Raises:
         DescriptionError: when the file cannot be written there.
     """
     check_writable(path)
+    target = Path(os.path.realpath(path))
     temporary: Path | None = None
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".trainsim-", suffix=path.suffix)
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".trainsim-", suffix=path.suffix)
         os.close(handle)
         temporary = Path(name)
         write(temporary)
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    except OSError as error:
-        raise DescriptionError(f"cannot write {str(path)!r}: {error.strerror}") from None
+        temporary.chmod(mode)
+        temporary.replace(target)
+    except (OSError, zlib.error) as error:  # a full disk shows as either
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DescriptionError(f"cannot write {str(path)!r}: {reason}") from None
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

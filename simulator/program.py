@@ -139,9 +139,9 @@ class Program:
     """Index into `streams`, or NONE for an op that no stream orders."""
     action: Int8
     """Index into `ACTIONS`: the phase that the op belongs to."""
-    stage: Int16
+    stage: Int32
     microbatch: Int32
-    layer: Int16
+    layer: Int32
     step: Int32
     cost: Int32
     """Index into `costs`."""

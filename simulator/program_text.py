@@ -52,8 +52,8 @@ _ACTION = re.compile(rf"([0-9]*)({'|'.join(sorted(ACTIONS, key=len, reverse=True
 _COLUMNS = (
     "rank", "stream", "action", "stage", "microbatch", "layer", "step", "cost", "joint", "slot",
 )  # fmt: skip
-_DTYPES = {"action": np.int8, "stream": np.int16, "stage": np.int16, "layer": np.int16}
-_INT16_END, _INT32_END = 2**15, 2**31
+_DTYPES = {"action": np.int8, "stream": np.int16}
+_INT32_END = 2**31
 
 
 def format_program(program: Program) -> str:
@@ -320,9 +320,9 @@ def _read_op(draft: _Draft, words: list[str]) -> None:
             _whole(fields["rank"], "rank", draft.num_ranks),
             stream,
             ACTION_CODE[action[2]],
-            _whole(action[1], "stage", _INT16_END) if action[1] else NONE,
+            _whole(action[1], "stage", _INT32_END) if action[1] else NONE,
             _whole(action[3], "microbatch", _INT32_END) if action[3] else NONE,
-            _whole(fields["layer"], "layer", _INT16_END) if "layer" in fields else NONE,
+            _whole(fields["layer"], "layer", _INT32_END) if "layer" in fields else NONE,
             _whole(fields["step"], "step", _INT32_END),
             _whole(fields["cost"], "cost", len(draft.costs)),
             _whole(fields["joint"], "joint", len(draft.joint_group)) if "joint" in fields else NONE,

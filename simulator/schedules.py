@@ -129,6 +129,19 @@ def actions_of(name: str, stages: int, microbatches: int) -> Actions:
     return actions
 
 
+def read_actions(rows: object) -> Actions:
+    """Return action lists from lists of actions, or of their texts.
+
+    Raises:
+        ScheduleError: when something in them is neither.
+    """
+    if not isinstance(rows, (list, tuple)) or not all(isinstance(r, (list, tuple)) for r in rows):
+        raise ScheduleError(f"a schedule is a list of actions for each rank, not {rows!r}")
+    return tuple(
+        tuple(a if isinstance(a, Action) else Action.parse(str(a)) for a in row) for row in rows
+    )
+
+
 def check_actions(actions: Actions) -> None:
     """Check that every microbatch passes every stage once, forward before backward.
 
@@ -194,6 +207,12 @@ def _complaint(action: Action, rank: int, home: dict[int, int], seen: set[Action
     stage, kind, microbatch = action
     if kind not in ACTION_CODE:
         return f"{kind!r} is not an action kind, on rank {rank}"
+    if stage < 0 or microbatch < NONE:
+        return f"{action} on rank {rank}: stages and microbatches count from 0"
+    if (microbatch == NONE) != (kind in ("REDUCE_GRAD", "OPT")):
+        return f"{action} on rank {rank} must {'not ' * (microbatch != NONE)}name a microbatch"
+    if kind not in ("REDUCE_GRAD", "OPT") and Action(stage, "OPT") in seen:
+        return f"{action} on rank {rank} comes after the optimizer step of its stage"
     if action in seen:
         return f"{action} on rank {rank} is done twice"
     if home.get(stage, rank) != rank:
@@ -208,6 +227,8 @@ def _complaint(action: Action, rank: int, home: dict[int, int], seen: set[Action
 def _check_complete(actions: Actions, home: dict[int, int], seen: set[Action]) -> None:
     stages = max(home, default=-1) + 1
     microbatches = max((a.microbatch for a in seen), default=-1) + 1
+    if not microbatches:
+        raise ScheduleError(f"a schedule needs at least one forward\n{grid(actions)}")
     for stage in range(stages):
         for m in range(microbatches):
             forward = Action(stage, "F", m) in seen

@@ -79,6 +79,12 @@ def format_rate(per_second: float, unit: str) -> str:
     return _scaled(per_second, f"{unit}/s", prefixes)
 
 
+def format_count(count: float) -> str:
+    """Return a count to four digits, as ``1.558 billion``."""
+    names = [(1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand"), (1.0, "")]
+    return _scaled(count, "", names).strip()
+
+
 def to_seconds(ticks: float) -> float:
     """Return the seconds of a number of ticks."""
     return ticks / TICKS_PER_SECOND

@@ -58,9 +58,9 @@ def make_program(
         rank=column([o.rank for o in ops], np.int32),
         stream=column([streams.index(o.stream) if o.stream else NONE for o in ops], np.int16),
         action=column([ACTION_CODE[o.action] for o in ops], np.int8),
-        stage=column([NONE] * len(ops), np.int16),
+        stage=column([NONE] * len(ops), np.int32),
         microbatch=column([NONE] * len(ops), np.int32),
-        layer=column([NONE] * len(ops), np.int16),
+        layer=column([NONE] * len(ops), np.int32),
         step=column([o.step for o in ops], np.int32),
         cost=column([
             costs.index(Flow(o.name, float(o.ticks), 0.0) if o.joint else Work(o.name, seconds=0.0))
@@ -97,7 +97,7 @@ GPT = Model(
     num_attention_heads=4, num_key_value_heads=4, head_dim=16, vocab_size=128,
     max_position_embeddings=32, norm="layer_norm", activation="gelu", gated_mlp=False,
     position="learned", attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
-    hidden_dropout=0.1, attention_dropout=0.1,
+    embedding_dropout=0.1, hidden_dropout=0.1, attention_dropout=0.1,
 )  # fmt: skip
 LLAMA = Model(
     name="tiny-llama", hidden_size=64, intermediate_size=160, num_hidden_layers=4,

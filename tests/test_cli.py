@@ -1,9 +1,9 @@
 """The command line as a user meets it: codes, streams, and nothing half-written."""
 
 import json
+import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -99,7 +99,7 @@ def test_show_schedule_lists_the_names(trainsim):
 
 def test_show_catalog_lists_every_folder(trainsim):
     _, out, _ = trainsim("show", "catalog")
-    assert "models: gpt2, gpt2-xl, llama-3-405b, llama-3-70b, llama-3-8b" in out
+    assert "models: gpt2, gpt2-xl, gpt3-175b, llama-3-405b, llama-3-70b, llama-3-8b" in out
 
 
 def test_check_counts_ranks_and_ops(trainsim):
@@ -128,7 +128,7 @@ BAD_INPUTS = {
     "not a text": ({"bad.toml": b"\xff\xfe\x00"}, (), "is not a UTF-8 text"),
     "no such file": ({}, (), "no file 'bad.toml'"),
     "a folder": ({"bad.toml/x": ""}, (), "no file 'bad.toml'"),
-    "wrong suffix": ({"bad.yaml": "a: 1"}, ("./bad.yaml",), "a file must end in .toml or .json"),
+    "wrong suffix": ({"bad.yaml": "a: 1"}, ("./bad.yaml",), "a scenario is a TOML file"),
     "unknown name": ({}, ("gpt2-xl-1f2b",), "did you mean 'gpt2-xl-1f1b'"),
     "negative bandwidth": (
         broken(GOOD), ("--set", "cluster.node.link.bandwidth=-3 GB/s"), "must be above 0"),
@@ -182,7 +182,7 @@ def test_bad_input_gives_one_sentence_and_2_and_no_file(trainsim, tmp_path, case
 def test_a_schedule_out_of_range_is_refused(trainsim, arguments):
     code, _, err = trainsim("show", "schedule", "1F1B", *arguments)
     assert code == 2
-    assert "must be at least" in err
+    assert "at least" in err
 
 
 def test_an_unknown_option_is_a_usage_error(trainsim):
@@ -200,10 +200,24 @@ def test_python_m_simulator_is_the_same_command():
     assert "Usage: " in process("--help").stdout
 
 
+def shell(command):
+    line = command.replace("trainsim", f"{sys.executable} -m simulator")
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+
+
 def test_a_closed_pipe_ends_quietly():
-    command = f"{sys.executable} -m simulator show program gpt2-xl-1f1b | head -n 1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert done.stderr == ""
+    done = shell("trainsim show program gpt2-xl-1f1b | head -n 1; exit ${PIPESTATUS[0]}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_standard_output_is_said():
+    done = shell("trainsim show catalog > /dev/full")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "cannot write to standard output: No space left" in done.stderr
+
+
+def test_a_closed_standard_output_is_no_traceback():
+    assert "Traceback" not in shell("trainsim show catalog >&-").stderr
 
 
 def test_an_unwritable_folder_is_refused(tmp_path):
@@ -211,4 +225,55 @@ def test_an_unwritable_folder_is_refused(tmp_path):
     assert done.returncode == 2
     assert "cannot write" in done.stderr
     assert "Traceback" not in done.stderr
-    assert Path("/proc/r.json").exists() is False
+
+
+def test_a_link_is_followed_and_a_mode_kept(trainsim, tmp_path):
+    target = tmp_path / "kept.json"
+    target.write_text("old")
+    target.chmod(0o640)
+    (tmp_path / "link.json").symlink_to(target)
+    assert trainsim("run", "gpt2-xl-1f1b", *SMALL, "--json", "link.json")[0] == 0
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads(target.read_text())["schema_version"] == 1
+    assert target.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("kind", ["fifo", "read-only"])
+def test_what_is_no_plain_writable_file_is_not_replaced(trainsim, tmp_path, kind):
+    path = tmp_path / "r.json"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.write_text("keep")
+        path.chmod(0o444)
+    code, _, err = trainsim("run", "gpt2-xl-1f1b", *SMALL, "--json", path.name)
+    assert code == 2
+    assert ("not a plain file" if kind == "fifo" else "read-only") in err
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--json", "a.json", "--trace", "t.json", "--trace-ranks", "99"), "ranks from 0 to 3"),
+        (("--trace-ranks", "0"), "give --trace too"),
+        (("--json", ""), "need the name of a file"),
+        (("--json", "x.json", "--trace", "x.json"), "the same name"),
+        (("--set", "plan.pp=4\ntp=2"), "more than one value"),
+        (("--set", "cluster.num_nodes=1000000000000"), "of memory"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused_before_anything_is_written(
+    trainsim, tmp_path, arguments, sentence
+):
+    code, out, err = trainsim("run", "gpt2-xl-1f1b", "--set", "run.global_batch_size=4000000000000",
+                              *arguments) if "num_nodes" in " ".join(arguments) else trainsim(
+                              "run", "gpt2-xl-1f1b", *arguments)  # fmt: skip
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_schedule_is_drawn_as_the_figure_that_was_named(trainsim, tmp_path):
+    code, _, _ = trainsim("show", "schedule", "1F1B", "--plot", "breakdown=b.png")
+    assert (code, [p.name for p in tmp_path.iterdir()]) == (0, ["b.png"])

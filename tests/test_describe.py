@@ -1,5 +1,6 @@
 """Descriptions: what a file means, and what is said when it is wrong."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,12 @@ def test_an_unknown_precision_of_a_device_is_refused():
         ({"n_layer": -4}, "n_layer -4 must be a whole number of at least 1"),
         ({"n_head": 23}, "n_head 23 does not divide n_embd 1600"),
         ({"activation_function": "gelux"}, "activation_function 'gelux' is not one of"),
+        ({"activation_function": ["gelu"]}, "is not one of gelu"),
+        ({"resid_pdrop": "x"}, "resid_pdrop 'x' must be a number from 0 to 1"),
+        ({"attn_pdrop": True}, "attn_pdrop True must be a number from 0 to 1"),
+        ({"embd_pdrop": -0.1}, "embd_pdrop -0.1 must be a number from 0 to 1"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings 'yes' must be true or false"),
+        ({"add_cross_attention": True}, "an encoder beside the decoder is not modelled"),
     ],
 )
 def test_a_wrong_config_json_is_refused(change, sentence, tmp_path):
@@ -205,3 +212,75 @@ def test_a_wrong_config_json_is_refused(change, sentence, tmp_path):
 def test_a_python_description_is_held_to_the_same_rules():
     with pytest.raises(DescriptionError, match=r"Plan.tp: 0 must be at least 1"):
         sim.Plan(tp=0)
+
+
+def test_a_config_without_width_is_not_blamed_for_its_heads(tmp_path):
+    (tmp_path / "m.json").write_text('{"model_type": "gpt2", "n_head": 12}')
+    with pytest.raises(DescriptionError) as caught:
+        scenario(table(model="./m.json"), tmp_path / "run.toml")
+    assert "does not divide" not in str(caught.value)
+
+
+def test_a_key_that_is_twice_in_json_is_refused(tmp_path):
+    (tmp_path / "m.json").write_text('{"model_type": "gpt2", "n_head": 12, "n_head": 6}')
+    with pytest.raises(DescriptionError, match="key 'n_head' is there twice"):
+        scenario(table(model="./m.json"), tmp_path / "run.toml")
+
+
+def test_the_decoder_of_a_multimodal_config_is_read(tmp_path):
+    import json
+
+    inner = json.loads((catalog.root() / "workloads/models/llama-3-8b.json").read_text())
+    (tmp_path / "m.json").write_text(json.dumps({"model_type": "vision", "text_config": inner}))
+    s = scenario(table(model="./m.json", plan={"pp": 4}), tmp_path / "run.toml")
+    assert s.model.hidden_size == 4096
+
+
+def test_a_changed_node_finds_its_device_beside_its_own_file(tmp_path):
+    node, devices = tmp_path / "nodes", tmp_path / "devices"
+    node.mkdir()
+    devices.mkdir()
+    root = catalog.root() / "topologies"
+    text = (root / "nodes/dgx-a100.toml").read_text()
+    (node / "mine.toml").write_text(text.replace('"a100-sxm4-80gb"', '"../devices/mine.toml"'))
+    (devices / "mine.toml").write_text((root / "devices/a100-sxm4-80gb.toml").read_text())
+    changed = {"from": "nodes/mine.toml", "num_devices": 4}
+    s = scenario(table(cluster={"node": changed}), tmp_path / "run.toml")
+    assert s.cluster.node.num_devices == 4
+
+
+def test_a_device_states_the_rate_of_element_wise_work():
+    node = {"from": "dgx-a100"}
+    s = read(cluster={"node": node})
+    device = s.cluster.node.device
+    with pytest.raises(DescriptionError, match="fp32 is missing"):
+        replace(device, peak={"bf16": 1e12})
+
+
+def test_a_part_of_the_wrong_kind_is_refused():
+    device = read().cluster.node.device
+    with pytest.raises(DescriptionError, match=r"Cluster.node: .* is not a Node"):
+        sim.Cluster(node=device)
+
+
+def test_a_list_stands_for_a_tuple():
+    assert sim.Plan(pp=2, layers_per_stage=[3, 3]).layers_per_stage == (3, 3)
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path):
+    path = tmp_path / "run.toml"
+    text = (catalog.root() / "workloads/gpt2-xl-1f1b.toml").read_text()
+    path.write_text("\ufeff" + text, encoding="utf-8")
+    assert sim.load(path).plan.pp == 4
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".toml", "~nobodyxyz/x.toml"])
+def test_a_path_that_cannot_be_is_refused(name):
+    with pytest.raises(DescriptionError, match="cannot be read"):
+        sim.load(name)
+
+
+def test_a_model_is_no_scenario():
+    path = catalog.root() / "workloads/models/gpt2.json"
+    with pytest.raises(DescriptionError, match="a scenario is a TOML file"):
+        sim.load(path)

@@ -36,14 +36,16 @@ def one_node(ranks: int) -> GroupShape:
 # Question 21: 2(n-1)/n of 1 GB over 50 GB/s. n=8: 1.75/50 = 35.0 ms; n=16: 1.875/50 = 37.5 ms.
 @pytest.mark.parametrize(("n", "milliseconds"), [(8, 35.0), (16, 37.5), (4, 30.0)])
 def test_question_21_a_ring_all_reduce(cluster_of: ClusterOf, n: int, milliseconds: float) -> None:
-    cluster = cluster_of(devices=16, link={"bandwidth": 50e9, "latency": 0.0})
+    cluster = cluster_of(
+        devices=16, link={"bandwidth": 50e9, "pair_bandwidth": 50e9, "latency": 0.0}
+    )
     seconds = all_reduce_seconds(1e9, one_node(n), cluster)
     np.testing.assert_allclose(seconds, milliseconds * 1e-3, rtol=1e-12)
 
 
 # 1 GB in 35.0 ms is 28.57 GB/s of algbw; times 2(n-1)/n = 1.75 the link's 50 GB/s.
 def test_question_21_bus_bandwidth_is_the_link(cluster_of: ClusterOf) -> None:
-    cluster = cluster_of(link={"bandwidth": 50e9, "latency": 0.0})
+    cluster = cluster_of(link={"bandwidth": 50e9, "pair_bandwidth": 50e9, "latency": 0.0})
     algbw = 1e9 / all_reduce_seconds(1e9, one_node(8), cluster)
     np.testing.assert_allclose(algbw, 28.57e9, rtol=2e-4)
     np.testing.assert_allclose(algbw * 1.75, 50e9, rtol=1e-12)

@@ -404,3 +404,20 @@ def test_detail_does_not_change_when_a_single_bucket_leaves(scenario_of: Scenari
 def test_shapes_of_a_scenario_are_those_of_its_precision(scenario_of: ScenarioOf) -> None:
     assert shapes(scenario_of(run={"precision": "fp32"})).elements == Elements(4, 4, 4, "fp32")
     assert shapes(scenario_of(run={"precision": "fp16"})).elements == Elements(2, 2, 2, "fp16")
+
+
+# Buckets close where runs of kernels end, however finely those are cut: the detail moves no time.
+@pytest.mark.parametrize("bucket", [1e4, 1e5, 25e6])
+@pytest.mark.parametrize(
+    "plan", [{"dp": 2}, {"dp": 2, "tp": 2}, {"dp": 2, "pp": 2, "recompute": "full"}]
+)
+def test_the_detail_of_a_run_moves_no_time(
+    scenario_of: ScenarioOf, plan: Any, bucket: float
+) -> None:
+    kernel, layer, stage = (
+        sim.simulate(scenario_of(plan={**plan, "bucket_size": bucket}, run={"detail": detail}))
+        for detail in ("kernel", "layer", "stage")
+    )
+    rounding = 1e-12 * len(kernel.tiled.rank)  # half a tick an op, at most
+    assert kernel.step_time_s == pytest.approx(layer.step_time_s, abs=rounding)
+    assert stage.step_time_s == pytest.approx(layer.step_time_s, abs=rounding)

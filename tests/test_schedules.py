@@ -275,9 +275,47 @@ SWAPPED = {
 }
 
 
+# As the lists stand, sends come after both passes: rank 1 runs F 2-3 3-4, B 4-6 6-8, rank 0 B 8-12.
 def test_messages_in_the_same_order_on_their_two_ends_run() -> None:
     rows = lists(f"{FORWARD_0} {BACKWARD_0}", f"{FORWARD_1} {BACKWARD_1}")
-    assert sim.simulate_schedule(rows).step_time_s == 9.0  # (2 + 2 - 1) x (1 + 2)
+    assert sim.simulate_schedule(rows).step_time_s == 12.0
+
+
+def test_a_send_waits_for_the_computation_before_it_in_its_list() -> None:
+    # 0SEND_F0 stands after 0B0, which needs what rank 1 sends only after it has received 0F0.
+    rows = lists("0F0 0RECV_B0 0B0 0SEND_F0", "1RECV_F0 1F0 1B0 1SEND_B0")
+    with pytest.raises(DeadlockError, match=r"ranks \[0, 1\]"):
+        sim.simulate_schedule(rows)
+
+
+def test_texts_of_actions_are_read_as_actions() -> None:
+    assert sim.simulate_schedule([["0F0", "0B0"]]).step_time_s == 3.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "part"),
+    [
+        ([["0OPT"]], "needs at least one forward"),
+        ([["0OPT", "0F0", "0B0"]], "comes after the optimizer step"),
+        ([["0F", "0B"]], "must name a microbatch"),
+        ([["0F0", "0B0", "0OPT0"]], "must not name a microbatch"),
+        ([[Action(-1, "F", 0)]], "count from 0"),
+        ([3], "is a list of actions for each rank"),
+        ([["nonsense"]], "'nonsense' is not an action"),
+    ],
+)
+def test_lists_that_say_nothing_sensible_are_refused(rows: object, part: str) -> None:
+    with pytest.raises(ScheduleError, match=part):
+        sim.simulate_schedule(rows)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"stages": "4"}, {"stages": 2.5}, {"forward": None}, {"forward": 0.0, "backward": 0.0}],
+)
+def test_arguments_of_the_wrong_kind_are_refused(arguments: dict[str, object]) -> None:
+    with pytest.raises(DescriptionError):
+        sim.simulate_schedule("1F1B", **{"stages": 2, "microbatches": 2, **arguments})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("swapped", SWAPPED)

@@ -37,7 +37,7 @@ def find(reference: str, folder: str, base: Path) -> Path:
         DescriptionError: when there is no such file.
     """
     place, suffixes = FOLDERS[folder]
-    if "/" not in reference and not reference.endswith((".toml", ".json")):
+    if not is_path(reference):
         for suffix in suffixes:
             path = root() / place / f"{reference}{suffix}"
             if path.is_file():
@@ -47,7 +47,19 @@ def find(reference: str, folder: str, base: Path) -> Path:
             f"{reference!r} is not in the catalogue of {folder}{suggestion(reference, known)}"
             f" (known: {', '.join(known)}; a path must hold a '/' or end in {endings})"
         )
-    path = (base / reference).expanduser()
-    if not path.is_file():
+    try:
+        path = (base / reference).expanduser()
+        found = path.is_file()
+        if found:
+            path.open("rb").close()
+    except (OSError, RuntimeError) as error:  # too long a name, a closed folder, an unknown user
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DescriptionError(f"{reference!r} cannot be read ({reason})") from None
+    if not found:
         raise DescriptionError(f"no file {reference!r} (looked for {path})")
     return path
+
+
+def is_path(reference: str) -> bool:
+    """Return whether a reference is a path rather than a name of the catalogue."""
+    return "/" in reference or reference.endswith((".toml", ".json", ".yaml", ".yml"))

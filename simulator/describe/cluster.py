@@ -49,6 +49,8 @@ class Device:
 
     def __post_init__(self) -> None:
         validate(self)
+        if "fp32" not in self.peak:
+            raise DescriptionError("Device.peak: fp32 is missing; element-wise work runs at it")
         unknown = [dtype for dtype in self.peak if dtype not in DTYPES]
         if unknown:
             raise DescriptionError(
@@ -75,6 +77,11 @@ class Link:
 
     def __post_init__(self) -> None:
         validate(self)
+        if self.pair_bandwidth > self.bandwidth:
+            raise DescriptionError(
+                f"Link.pair_bandwidth: {self.pair_bandwidth:g} bytes/s is more than the "
+                f"{self.bandwidth:g} of all links of a device together"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,12 +95,12 @@ def complaint(value: object, base: Any, markers: Iterable[object]) -> str | None
         item = typing.get_args(base)[0]
         if not isinstance(value, (tuple, list)):
             return f"{value!r} is not a list"
-        return next(filter(None, (complaint(v, *_split(item)) for v in value)), None)
+        return next(filter(None, (complaint(v, *split(item)) for v in value)), None)
     if origin is dict:
         item = typing.get_args(base)[1]
         if not isinstance(value, dict):
             return f"{value!r} is not a table"
-        return next(filter(None, (complaint(v, *_split(item)) for v in value.values())), None)
+        return next(filter(None, (complaint(v, *split(item)) for v in value.values())), None)
     if base is float and type(value) is int:
         value = float(value)
     if type(value) is not base:
@@ -111,7 +111,8 @@ def complaint(value: object, base: Any, markers: Iterable[object]) -> str | None
 _ARTICLED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
-def _split(hint: Any) -> tuple[Any, tuple[object, ...]]:
+def split(hint: Any) -> tuple[Any, tuple[object, ...]]:
+    """Return a type without its markers, and the markers."""
     if typing.get_origin(hint) is Annotated:
         base, *markers = typing.get_args(hint)
         return base, tuple(markers)
@@ -144,8 +145,17 @@ def validate(description: Any) -> None:
     problems = []
     for name, rule in rules(description.__class__).items():
         value = getattr(description, name)
-        if dataclasses.is_dataclass(value) or (value is None and rule.optional):
+        if value is None and rule.optional:
             continue
+        if dataclasses.is_dataclass(rule.base):
+            wanted: Any = rule.base
+            if not isinstance(value, wanted):
+                here = f"{type(description).__name__}.{name}"
+                problems.append(f"{here}: {value!r} is not a {wanted.__name__}")
+            continue
+        if typing.get_origin(rule.base) is tuple and isinstance(value, list):
+            value = tuple(value)  # as TOML and JSON write it
+            object.__setattr__(description, name, value)
         if wrong := complaint(value, rule.base, rule.markers):
             problems.append(f"{type(description).__name__}.{name}: {wrong}")
     if problems:

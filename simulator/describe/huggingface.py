@@ -47,15 +47,34 @@ class _Keys:
     def activation(self, key: str, default: str) -> str:
         """Return the activation function of the MLP in our spelling."""
         value = self.get(key, default)
-        if value not in ACTIVATIONS:
+        if not isinstance(value, str) or value not in ACTIVATIONS:
             self.problems.append(f"{key} {value!r} is not one of {', '.join(ACTIVATIONS)}")
-        return ACTIVATIONS.get(value, "gelu")
+            return "gelu"
+        return ACTIVATIONS[value]
+
+    def share(self, key: str, default: float) -> float:
+        """Return a number from 0 to 1, such as a dropout."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            self.problems.append(f"{key} {value!r} must be a number from 0 to 1")
+            return 0.0
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            self.problems.append(f"{key} {value!r} must be true or false")
+            return default
+        return value
 
 
 def _gpt2(keys: _Keys) -> dict[str, Any]:
     hidden, heads = keys.count("n_embd"), keys.count("n_head")
-    if hidden % heads:
+    if hidden % heads and not keys.problems:
         keys.problems.append(f"n_head {heads} does not divide n_embd {hidden}")
+    if keys.flag("add_cross_attention", False):
+        keys.problems.append("add_cross_attention: an encoder beside the decoder is not modelled")
     return {
         "hidden_size": hidden,
         "intermediate_size": keys.count("n_inner", 4 * hidden),
@@ -71,15 +90,16 @@ def _gpt2(keys: _Keys) -> dict[str, Any]:
         "position": "learned",
         "attention_bias": True,
         "mlp_bias": True,
-        "tie_word_embeddings": keys.get("tie_word_embeddings", True),
-        "hidden_dropout": float(keys.get("resid_pdrop", 0.1)),
-        "attention_dropout": float(keys.get("attn_pdrop", 0.1)),
+        "tie_word_embeddings": keys.flag("tie_word_embeddings", True),
+        "embedding_dropout": keys.share("embd_pdrop", 0.1),
+        "hidden_dropout": keys.share("resid_pdrop", 0.1),
+        "attention_dropout": keys.share("attn_pdrop", 0.1),
     }
 
 
 def _llama(keys: _Keys) -> dict[str, Any]:
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
-    if hidden % heads and keys.get("head_dim") is None:
+    if hidden % heads and keys.get("head_dim") is None and not keys.problems:
         keys.problems.append(f"num_attention_heads {heads} does not divide hidden_size {hidden}")
     return {
         "hidden_size": hidden,
@@ -94,10 +114,10 @@ def _llama(keys: _Keys) -> dict[str, Any]:
         "activation": keys.activation("hidden_act", "silu"),
         "gated_mlp": True,
         "position": "rotary",
-        "attention_bias": keys.get("attention_bias", False),
-        "mlp_bias": keys.get("mlp_bias", False),
-        "tie_word_embeddings": keys.get("tie_word_embeddings", False),
-        "attention_dropout": float(keys.get("attention_dropout", 0.0)),
+        "attention_bias": keys.flag("attention_bias", False),
+        "mlp_bias": keys.flag("mlp_bias", False),
+        "tie_word_embeddings": keys.flag("tie_word_embeddings", False),
+        "attention_dropout": keys.share("attention_dropout", 0.0),
     }
 
 
@@ -111,6 +131,8 @@ def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         DescriptionError: for an unknown `model_type`, or missing or wrong keys, all at once.
     """
+    if isinstance(config.get("text_config"), dict) and config.get("model_type") not in FAMILIES:
+        config = config["text_config"]  # multimodal models keep their decoder in there
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise DescriptionError(

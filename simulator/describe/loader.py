@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simulator.describe import catalog
-from simulator.describe.fields import Catalogued, Rule, complaint, from_text, rules
+from simulator.describe.fields import Catalogued, Rule, complaint, from_text, rules, split
 from simulator.describe.huggingface import read_config
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError, suggestion
@@ -37,6 +37,10 @@ def load(reference: str | Path, overrides: Mapping[str, object] | None = None) -
         DescriptionError: with all problems of the file.
     """
     path = catalog.find(str(reference), "scenarios", Path())
+    if path.suffix != ".toml":
+        raise DescriptionError(
+            f"{path}: a scenario is a TOML file; name a model in one, as model = {str(path)!r}"
+        )
     table = copy.deepcopy(_read(path, path.stat().st_mtime_ns))
     for key, value in (overrides or {}).items():
         _override(table, key, value)
@@ -64,9 +68,12 @@ def parse_override(text: str) -> tuple[str, object]:
     if not equals or not key.strip():
         raise DescriptionError(f"--set {text!r}: write KEY=VALUE, for example plan.tp=4")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        read = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
+    if list(read) != ["value"]:
+        raise DescriptionError(f"--set {text!r}: holds more than one value; use --set for each")
+    return key.strip(), read["value"]
 
 
 def _override(table: Table, key: str, value: object) -> None:
@@ -144,7 +151,7 @@ class _Builder:
             if wrong is None:
                 return tuple(typing.cast("list[object]", raw))
         elif typing.get_origin(rule.base) is dict and isinstance(raw, dict):
-            item = Rule(*_item(rule.base), optional=False, required=True)
+            item = Rule(*split(typing.get_args(rule.base)[1]), optional=False, required=True)
             return {k: self.value(item, v, f"{here}.{k}", here) for k, v in raw.items()}
         else:
             try:
@@ -175,7 +182,8 @@ class _Builder:
             path = catalog.find(reference, folder, self.path.parent)
             stamp = path.stat().st_mtime_ns
             if own:  # facts of the file with some of them changed; the place is the scenario's
-                return self.build(cls, _merged(_read(path, stamp), own), here)
+                facts = _absolute(cls, _read(path, stamp), path.parent)
+                return self.build(cls, _merged(facts, own), here)
             built, problems = _whole(cls, path, stamp)
         except DescriptionError as error:
             self.problems.extend(f"{self.path.name} [{here}]: {p}" for p in error.problems)
@@ -184,20 +192,23 @@ class _Builder:
         return built
 
 
+def _absolute(cls: type, facts: Table, folder: Path) -> Table:
+    """Return the facts of a file with the paths in it made absolute: the file is left behind."""
+    out = dict(facts)
+    for name, rule in rules(cls).items():
+        value = facts.get(name)
+        named = any(isinstance(marker, Catalogued) for marker in rule.markers)
+        if named and isinstance(value, str) and catalog.is_path(value):
+            out[name] = str((folder / value).absolute())
+    return out
+
+
 @lru_cache(maxsize=64)
 def _whole(cls: type, path: Path, stamp: int) -> tuple[object, tuple[str, ...]]:
     """Return the description that a file holds, and its problems; remembered until it changes."""
     problems: list[str] = []
     built = _Builder(path, problems).build(cls, _read(path, stamp), "")
     return built, tuple(problems)
-
-
-def _item(base: Any) -> tuple[Any, tuple[object, ...]]:
-    hint = typing.get_args(base)[1]
-    if typing.get_origin(hint) is typing.Annotated:
-        inner, *markers = typing.get_args(hint)
-        return inner, tuple(markers)
-    return hint, ()
 
 
 def _merged(facts: Table, own: Table) -> Table:
@@ -217,10 +228,19 @@ def _toml(text: str) -> Table:
 
 
 def _json(text: str) -> Table:
-    config = json.loads(text)
+    config = json.loads(text, object_pairs_hook=_once)
     if not isinstance(config, dict):
         raise ValueError("the top level is not an object")
     return config
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Table:
+    """Return an object of JSON whose keys are there once each, as TOML demands of tables."""
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+        raise ValueError(f"key {twice!r} is there twice")
+    return out
 
 
 READERS: Mapping[str, tuple[str, Callable[[str], Table]]] = {
@@ -242,7 +262,7 @@ def _read(path: Path, _stamp: int) -> Table:
         raise DescriptionError(f"{path}: a file must end in {' or '.join(READERS)}")
     kind, parse = READERS[path.suffix]
     try:
-        table = parse(path.read_text(encoding="utf-8"))
+        table = parse(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise DescriptionError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:

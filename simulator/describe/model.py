@@ -31,8 +31,10 @@ class Model:
     attention_bias: bool
     mlp_bias: bool
     tie_word_embeddings: bool
+    embedding_dropout: Probability = 0.0
+    """Dropout after the embedding."""
     hidden_dropout: Probability = 0.0
-    """Dropout after the embedding, the attention and the MLP."""
+    """Dropout after the attention and the MLP."""
     attention_dropout: Probability = 0.0
 
     def __post_init__(self) -> None:

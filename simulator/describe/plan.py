@@ -33,7 +33,10 @@ class Plan:
     order: tuple[Axis, ...] = AXES
     """Mesh axes from outermost to innermost: consecutive ranks differ in the last one."""
     bucket_size: Bytes = 25e6
-    """Gradients are reduced in buckets of at least this size (torch DDP: 25 MB)."""
+    """Gradients are reduced in buckets of at least this size (torch DDP: 25 MB).
+
+    They become ready with each run of kernels between collectives, a layer at a time without tp.
+    """
     recompute: Literal["none", "full"] = "none"
     """`full` keeps only the input of each layer and computes its forward again in backward."""
 

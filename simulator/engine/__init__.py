@@ -10,7 +10,7 @@ import numpy as np
 from simulator.budget import require
 from simulator.engine import compiled
 from simulator.engine.fold import Folding, fold
-from simulator.errors import ProgramError
+from simulator.errors import DescriptionError, ProgramError, suggestion
 from simulator.program import Int64, Program
 from simulator.timeline import Timeline
 
@@ -36,9 +36,15 @@ def run(
         folding: which tiles stand for the others; all tiles run when absent.
 
     Raises:
+        DescriptionError: when there is no such engine, or too little memory.
         DeadlockError: when ops are left that can never start.
         ProgramError: when the ticks do not belong to the program.
     """
+    if engine not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise DescriptionError(
+            f"engine {engine!r} is not one of {known}{suggestion(engine, ENGINES)}"
+        )
     wide = ticks.reshape(len(program.rank), -1) if len(ticks) else np.zeros((0, 1), np.int64)
     if wide.shape[1] not in (1, program.num_tiles) or (wide < 0).any():
         raise ProgramError(f"{ticks.shape} ticks do not fit {len(program)} ops, or are negative")

@@ -72,14 +72,13 @@ def prepared_numba() -> Any:
 def _cache_folder() -> Path:
     """Return a folder for compiled code that can be written, the user's cache if possible."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for folder in (home / "trainsim" / "numba", Path(tempfile.gettempdir()) / "trainsim-numba"):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            return folder
-    return Path(tempfile.mkdtemp(prefix="trainsim-numba-"))
+    folder = home / "trainsim" / "numba"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".writable").touch()
+    except OSError:  # compiled anew in each process, in a folder that only this user can read
+        return Path(tempfile.mkdtemp(prefix="trainsim-numba-"))
+    return folder
 
 
 def _fingerprint(version: str) -> str:

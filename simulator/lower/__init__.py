@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from simulator.budget import require
 from simulator.describe.scenario import Scenario
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
@@ -31,6 +32,8 @@ __all__ = ["Action", "Actions", "check", "lower", "lower_schedule"]
 
 def lower(s: Scenario) -> Program:
     """Return the checked Program of a scenario."""
+    world = s.plan.world_size
+    require(400.0 * world, f"{world:,} ranks", "describe a smaller cluster")
     grid = _complete_grid(s.plan.schedule, s.plan.pp, s.num_microbatches)
     bodies = stage_bodies(s)
     boundary = s.precision.activation * s.plan.microbatch_size * s.run.sequence_length
@@ -56,7 +59,8 @@ def lower_schedule(
 
     Args:
         actions: action lists by pipeline rank, as `actions_of` returns them; those that already
-            hold sends and receives are taken as they stand.
+            hold sends and receives are taken as they stand: a send waits for the computation
+            before it, and receives are posted ahead in their order.
         forward: seconds of one F.
         backward: seconds of one B.
         latency: seconds of one message between stages.

@@ -63,7 +63,7 @@ class Body:
 
     cost: Int32
     stream: Int16
-    layer: Int16
+    layer: Int32
     need: Int16
     """How many ops back the predecessor within the body is; 0 for none but the stream's."""
     exit: int
@@ -93,8 +93,9 @@ def body(segments: Iterable[Segment], table: CostTable, bucket_bytes: float = 0.
             rows.append((reduce, DP, segment.layer, 1))
             full = 0.0
     columns = np.array(rows, np.int32).reshape(-1, 4).T
-    stream, layer, need_column = (column.astype(np.int16) for column in columns[1:])
-    return Body(np.ascontiguousarray(columns[0]), stream, layer, need_column, max(previous, 0))
+    cost, layer = np.ascontiguousarray(columns[0]), np.ascontiguousarray(columns[2])
+    stream, need_column = columns[1].astype(np.int16), columns[3].astype(np.int16)
+    return Body(cost, stream, layer, need_column, max(previous, 0))
 
 
 class StageBodies(NamedTuple):
@@ -149,7 +150,7 @@ def _stages(s: Scenario, table: CostTable) -> list[StageBodies]:
 
 
 def _shift(b: Body, layers: int) -> Body:
-    layer = np.where(b.layer == NONE, b.layer, b.layer + layers).astype(np.int16)
+    layer = np.where(b.layer == NONE, b.layer, b.layer + layers).astype(np.int32)
     return Body(b.cost, b.stream, layer, b.need, b.exit)
 
 
@@ -168,7 +169,8 @@ def _one_stage(
         f, b = _passes(s, block, shared)
         for layer in range(num_layers) if block is parts.layer else (NONE,):
             forward += [seg._replace(layer=layer) for seg in f]
-            backward[:0] = [seg._replace(layer=layer) for seg in b]
+            backward += [seg._replace(layer=layer) for seg in reversed(b)]
+    backward.reverse()
     params = stage_params(s, parts, *key)
     bucket = s.plan.bucket_size if s.plan.dp > 1 else 0.0
     last = backward

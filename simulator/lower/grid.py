@@ -58,8 +58,18 @@ class Grid:
         return tuple(streams), lanes
 
     @cached_property
+    def _computed(self) -> Int64:
+        """The last forward or backward before each action in its rank's list."""
+        passes = np.isin(self.kind, (FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD))
+        computes = np.where(passes, np.arange(len(self.kind)), NONE)
+        before: Int64 = np.maximum.accumulate(np.concatenate([[NONE], computes[:-1]]))
+        return before
+
+    @cached_property
     def waits(self) -> Int64:
         """The action whose result the first op of each action waits for, or NONE.
+
+        A send waits for the computation before it in the list; receives are posted ahead.
 
         What REDUCE_GRAD and OPT wait for depends on the buckets of the backward before them.
         """
@@ -86,8 +96,8 @@ class Grid:
             BACKWARD: arrival(RECV_B, gradient, 1),
             INPUT_GRAD: arrival(RECV_B, gradient, 1),
             WEIGHT_GRAD: doer(INPUT_GRAD, 0),
-            SEND_F: doer(FORWARD, 0),
-            SEND_B: np.maximum(doer(BACKWARD, 0), doer(INPUT_GRAD, 0)),
+            SEND_F: self._computed,
+            SEND_B: self._computed,
         }
         waits = np.full(len(self.kind), NONE, np.int64)
         for code, column in source.items():

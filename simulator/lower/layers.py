@@ -198,7 +198,7 @@ def _embedding(model: Model, x: Shapes) -> tuple[Operator, ...]:
         hidden=model.hidden_size,
         vocab=_vocab_share(model, x),
         positions=model.max_position_embeddings if model.position == "learned" else 0,
-        dropout=model.hidden_dropout > 0,
+        dropout=model.embedding_dropout > 0,
     )
     return (look_up,) if x.tp == 1 else (look_up, op.leaving_tensor_parallel(size))
 

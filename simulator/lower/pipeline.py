@@ -38,9 +38,9 @@ class Template:
     rank: Int32
     stream: Int16
     action: npt.NDArray[np.int8]
-    stage: Int16
+    stage: Int32
     microbatch: Int32
-    layer: Int16
+    layer: Int32
     step: Int32
     cost: Int32
     pred: Int32
@@ -101,9 +101,9 @@ def expand(grid: Grid, bodies: tuple[StageBodies, ...], message: int) -> Templat
         rank=grid.rank[action],
         stream=stream.astype(np.int16),
         action=grid.kind[action].astype(np.int8),
-        stage=grid.stage[action].astype(np.int16),
+        stage=grid.stage[action],
         microbatch=grid.microbatch[action],
-        layer=column("layer").astype(np.int16),
+        layer=column("layer"),
         step=np.zeros(first[-1], np.int32),
         cost=column("cost"),
         pred=pred.astype(np.int32),

@@ -71,13 +71,21 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
     alloc = free = grads = 0.0
 
     def close() -> None:
-        nonlocal alloc, free, grads
+        nonlocal alloc, free
         if kernels:
             name = kernels[0].name if detail == "kernel" else f"{block.name} {run.name}"
             work = Work(name, tuple(kernels), alloc_bytes=alloc, free_bytes=free)
-            out.append(Segment(work, COMPUTE, gradient_bytes=grads))
+            out.append(Segment(work, COMPUTE))
         kernels.clear()
-        alloc = free = grads = 0.0
+        alloc = free = 0.0
+
+    def complete() -> None:
+        """Hand over gradients where a run of kernels ends, whatever the detail."""
+        nonlocal grads
+        close()
+        if grads:
+            out[-1] = out[-1]._replace(gradient_bytes=grads)
+        grads = 0.0
 
     indexed = list(enumerate(block.operators))
     for index, operator in reversed(indexed) if run.reverse else indexed:
@@ -85,7 +93,7 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
         own = [i for i, part in enumerate(parts) if isinstance(part, Kernel)]
         for i, part in enumerate(parts):
             if isinstance(part, Flow):
-                close()
+                complete()
                 out.append(Segment(part, TP))
                 continue
             if detail == "kernel":
@@ -98,7 +106,7 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
                 free += holding.kept(index, operator)
             if run.completes and i == own[-1]:
                 grads += holding.gradient(index, operator)
-    close()
+    complete()
     return out
 
 

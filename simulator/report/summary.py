@@ -137,13 +137,13 @@ def assumptions(s: Scenario) -> list[str]:
         f"each kernel starts {format_seconds(device.launch_overhead)} after the one before it",
         "MFU counts attention in full (12 x layers x hidden x sequence a token) though causal "
         "kernels skip half of it",
-        "memory leaves out temporary workspaces, communication buffers, the allocator's "
-        "fragmentation and the CUDA context",
+        "memory leaves out gradients of activations, temporary workspaces, communication buffers, "
+        "the allocator's fragmentation and the CUDA context",
     ]
     if s.cluster.world_size > 1:
         out.append(
-            "collectives are rings and links are not contended: alpha-beta times from the "
-            "described links"
+            "collectives are rings with alpha-beta times from the described links; every rank has "
+            "its even share of its node's adapters, and no flow meets another"
         )
     if plan.pp > 1:
         out.append("sends and receives overlap computation; receives are posted ahead")

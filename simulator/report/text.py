@@ -13,7 +13,13 @@ from simulator.lower.layers import num_parameters
 from simulator.program import ACTIONS, NONE
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
 from simulator.report.summary import OWNERS, Summary, assumptions
-from simulator.units import TICKS_PER_SECOND, format_bytes, format_rate, format_seconds
+from simulator.units import (
+    TICKS_PER_SECOND,
+    format_bytes,
+    format_count,
+    format_rate,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from simulator.report.result import Result
@@ -58,7 +64,7 @@ def _headline(s: Scenario) -> list[str]:
     plural = "s" if cluster.num_nodes > 1 else ""
     return [
         s.name,
-        f"  model       {s.model.name}, {num_parameters(s.model) / 1e9:,.3f} B parameters",
+        f"  model       {s.model.name}, {format_count(num_parameters(s.model))} parameters",
         f"  cluster     {cluster.world_size} x {cluster.node.device.name} in {cluster.num_nodes} "
         f"node{plural} {cluster.node.name}{used}",
         f"  plan        dp {plan.dp} x tp {plan.tp} x pp {plan.pp}, {plan.schedule}, "
@@ -151,7 +157,8 @@ def schedule_text(result: Result) -> str:
 def _cell(result: Result, op: int) -> str:
     p = result.program
     number = "" if p.microbatch[op] == NONE else str(p.microbatch[op])
-    return f"{ACTIONS[p.action[op]]}{number}"
+    stage = "" if p.stage.max() < p.num_ranks else str(p.stage[op])
+    return f"{stage}{ACTIONS[p.action[op]]}{number}"
 
 
 def _joined(row: list[str], width: int) -> str:

@@ -61,8 +61,8 @@ def write_trace(result: Result, path: Path, ranks: Sequence[int] | None = None) 
     check_writable(path, SUFFIXES)
     shown = np.zeros(result.tiled.num_ranks, np.bool_)
     for rank in range(len(shown)) if ranks is None else ranks:
-        if not 0 <= rank < len(shown):
-            raise DescriptionError(f"rank {rank} lies outside 0..{len(shown) - 1}")
+        if type(rank) is not int or not 0 <= rank < len(shown):
+            raise DescriptionError(f"rank {rank!r} lies outside 0..{len(shown) - 1}")
         shown[rank] = True
     write_whole(path, partial(_write, result, shown))
 
