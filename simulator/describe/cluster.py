@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from simulator.describe.fields import (
@@ -125,9 +125,9 @@ class Node:
     num_devices: Count
     link: Link
     nic: Nic
-    layout: Literal[
-        "switch", "hybrid-cube-mesh", "full-mesh", "pcie", "mesh", "torus", "graph"
-    ] = "switch"
+    layout: Literal["switch", "hybrid-cube-mesh", "full-mesh", "pcie", "mesh", "torus", "graph"] = (
+        "switch"
+    )
     """`switch`: all on one crossbar. `hybrid-cube-mesh`: DGX-1 V100. `full-mesh`: each pair has a
     link of its own. `pcie`: see `pcie`. `mesh`, `torus`: neighbours in `shape`. `graph`: `edges`.
     A link between neighbours has the pair bandwidth."""
@@ -176,7 +176,7 @@ class Cluster:
     num_nodes: Count = 1
     devices_per_node: Count | None = None
     """Devices used in each node; all of them when absent."""
-    network: Network = Network()
+    network: Network = field(default_factory=Network)
     """Joins the nodes' adapters; without a word of it, every adapter gets its full rate."""
 
     def __post_init__(self) -> None:

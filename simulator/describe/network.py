@@ -1,4 +1,4 @@
-"""What joins devices to devices and nodes to nodes: edges drawn by hand, and the network's shape."""
+"""What joins nodes to nodes: the shape of the network, and edges drawn by hand."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def edge_problems(edges: tuple[Edge, ...]) -> Iterator[str]:
 class Network:
     """What joins the adapters of the nodes; by default one switch that never blocks."""
 
-    layout: Literal[
-        "crossbar", "rail", "fat-tree", "pods", "dragonfly", "torus", "graph"
-    ] = "crossbar"
+    layout: Literal["crossbar", "rail", "fat-tree", "pods", "dragonfly", "torus", "graph"] = (
+        "crossbar"
+    )
     """`rail`: adapter i of each node on leaf i of its pod, spines above. `fat-tree`: k-ary, three
     tiers. `pods`: all adapters of a node on its pod's leaf, spines above. `dragonfly`: groups of
     routers, all pairs of groups joined. `torus`: the devices' own links. `graph`: `edges`."""

@@ -92,8 +92,8 @@ class Fabric:
         ends = name.replace("<>", ">").split(">")
         for end in ends:
             if end not in self._number:
-                near = suggestion(end, self._number)
-                raise DescriptionError(f"network: no vertex {end!r} in {name!r}{near}")
+                hint = suggestion(end, self._number)
+                raise DescriptionError(f"network: no vertex {end!r} in {name!r}{hint}")
         at = [self._number[end] for end in ends]
         if len(at) == 1:
             return np.flatnonzero((self.tail == at[0]) | (self.head == at[0]))
@@ -145,9 +145,10 @@ class Fabric:
         paths, lost = self._between(a, b, pick)
         if len(lost):
             self._refuse(int(source[lost[0]]), int(target[lost[0]]), len(lost))
-        offset = np.concatenate([[0], np.cumsum(paths.count)])
-        owner = np.repeat(np.arange(len(source)), paths.count)
-        seconds = np.bincount(owner, self.latency[paths.links], minlength=len(source))
+        offset = np.concatenate([[0], np.cumsum(paths.length)])
+        owner = np.repeat(np.arange(len(source)), paths.length)
+        seconds: Floats = np.zeros(len(source))
+        np.add.at(seconds, owner, self.latency[paths.links])
         return Routes(offset, paths.links.astype(np.int32), seconds)
 
     def _between(self, a: Ints, b: Ints, pick: Hash) -> tuple[Paths, Ints]:
@@ -155,7 +156,7 @@ class Fabric:
         if self._torus is not None:
             return self._torus.paths(a, b, pick), np.zeros(0, np.int64)
         if self.cluster.network.layout == "torus":
-            return self._whole.paths(*map(self._device, (a, b)), pick)
+            return self._whole.paths(self._device(a), self._device(b), pick)
         across = a // self.cluster.ranks_per_node != b // self.cluster.ranks_per_node
         near, far = np.flatnonzero(~across), np.flatnonzero(across)
         within, lost_near = self._local(self._device(a[near]), self._device(b[near]))
@@ -168,7 +169,7 @@ class Fabric:
         row = np.empty(len(a), np.int64)
         row[np.concatenate([near, far])] = np.arange(len(a))
         both = Paths(
-            np.concatenate([within.count, beyond.count]),
+            np.concatenate([within.length, beyond.length]),
             np.concatenate([within.links, beyond.links]),
         )
         lost = [near[lost_near], *(far[rows] for rows in (lost_first, lost_trunk, lost_last))]
@@ -231,13 +232,13 @@ class Fabric:
         for which in np.unique(of).tolist():  # sorted, as `unique` is
             rows = np.flatnonzero(of == which)
             found, without = self._router(which).paths(source[rows], target[rows], none[rows])
-            count[rows] = found.count
+            count[rows] = found.length
             lost[rows[without]] = True
             parts.append(found.links)
         links = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         paths = Paths(count, links).take(row)
-        shifted = paths.links + np.repeat(node * wires, paths.count)
-        return Paths(paths.count, shifted), np.flatnonzero(lost[row])
+        shifted = paths.links + np.repeat(node * wires, paths.length)
+        return Paths(paths.length, shifted), np.flatnonzero(lost[row])
 
     @cached_property
     def _damaged(self) -> Ints:

@@ -34,20 +34,21 @@ class Table(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """Links of many routes: those of route i are `links[start[i]:start[i] + count[i]]`."""
+    """Links of many routes: those of route i are `links[start[i]:start[i] + length[i]]`."""
 
-    count: Ints
+    length: Ints
     links: Ints
 
     @property
     def start(self) -> Ints:
         """Where each route begins in `links`."""
-        return np.cumsum(self.count) - self.count
+        start: Ints = np.cumsum(self.length) - self.length
+        return start
 
     def take(self, rows: Ints) -> Paths:
         """Return the routes of these rows, in their order."""
-        count = self.count[rows]
-        return Paths(count, self.links[ragged(self.start[rows], count)])
+        length = self.length[rows]
+        return Paths(length, self.links[ragged(self.start[rows], length)])
 
 
 def ragged(start: Ints, count: Ints) -> Ints:
@@ -58,12 +59,12 @@ def ragged(start: Ints, count: Ints) -> Ints:
 
 def end_to_end(pieces: list[Paths]) -> Paths:
     """Return the routes that go through all pieces, one after the other, row by row."""
-    count = np.sum([piece.count for piece in pieces], axis=0, dtype=np.int64)
+    count: Ints = np.stack([piece.length for piece in pieces]).sum(axis=0)
     links = np.empty(int(count.sum()), np.int64)
     place = np.cumsum(count) - count
     for piece in pieces:
-        links[ragged(place, piece.count)] = piece.links
-        place = place + piece.count
+        links[ragged(place, piece.length)] = piece.links
+        place = place + piece.length
     return Paths(count, links)
 
 

@@ -10,7 +10,8 @@ from simulator.hardware.wiring import Ints
 
 class Torus:
     """The links of a grid by place, dimension and sense, and routes that correct one dimension
-    after another, each the shorter way around (Dally and Seitz, 1987)."""
+    after another, each the shorter way around (Dally and Seitz, 1987).
+    """
 
     def __init__(self, shape: tuple[int, ...], a: Ints, b: Ints, first_link: int) -> None:
         """Take the wires between places a and b, whose links start at `first_link`, two a wire."""

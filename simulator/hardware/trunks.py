@@ -168,8 +168,8 @@ def _drawn(cluster: Cluster) -> Trunks:
         rate = edge.count * (edge.bandwidth or nic.bandwidth) * (edge.efficiency or nic.efficiency)
         ports = sum(found is not None for found in ends)
         latency = nic.latency * ports / 2 if ports else network.hop_latency
-        for pair in pairs:
-            wires[pair] = (rate, latency if edge.latency is None else edge.latency)
+        for a, b in pairs:
+            wires[a, b] = (rate, latency if edge.latency is None else edge.latency)
     ends_of = np.array(list(wires), np.int64).reshape(-1, 2)
     values = np.array(list(wires.values())).reshape(-1, 2)
     return Trunks(
