@@ -161,8 +161,12 @@ class Fabric:
         near, far = np.flatnonzero(~across), np.flatnonzero(across)
         within, lost_near = self._local(self._device(a[near]), self._device(b[near]))
         out, into = self.adapter[a[far]], self.adapter[b[far]]
-        first, lost_first = self._local(self._device(a[far]), self._adapter(out))
         trunk, lost_trunk = self._whole.paths(self._home(out), self._home(into), pick[far])
+        if len(lost_trunk):  # rails that never meet: leave by the target's rail, as NCCL's PXN does
+            count = self.cluster.node.nic.count
+            out[lost_trunk] = out[lost_trunk] // count * count + into[lost_trunk] % count
+            trunk, lost_trunk = self._whole.paths(self._home(out), self._home(into), pick[far])
+        first, lost_first = self._local(self._device(a[far]), self._adapter(out))
         last, lost_last = self._local(self._adapter(into), self._device(b[far]))
         ports = (self._port(out, 0), self._port(into, 1))
         beyond = end_to_end([first, ports[0], trunk, ports[1], last])

@@ -54,7 +54,8 @@ class Paths(NamedTuple):
 def ragged(start: Ints, count: Ints) -> Ints:
     """Return `start[0], start[0] + 1, ...`, count[0] numbers, then those of the next row."""
     begin = np.cumsum(count) - count
-    return np.arange(int(count.sum())) + np.repeat(start - begin, count)
+    places: Ints = np.arange(int(count.sum())) + np.repeat(start - begin, count)
+    return places
 
 
 def end_to_end(pieces: list[Paths]) -> Paths:
