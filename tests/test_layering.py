@@ -22,6 +22,7 @@ LAYERS = (
     ("hardware",),
     ("engine",),
     ("report",),
+    ("exchange",),
     ("api",),
     ("cli",),
     ("__init__", "__main__"),
@@ -31,6 +32,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 DOORS = {
     "click": {"cli.py"},
     "numba": {"kernels/jit.py"},
+    "networkx": {"hardware/fabric.py"},
     "matplotlib": {"report/plots.py", "report/palette.py"},
     "pandas": {"report/result.py"},
     "simpy": {"engine/reference.py"},
@@ -88,7 +90,7 @@ def loaded_after(statement):
 
 
 def test_importing_the_package_loads_no_heavy_library():
-    heavy = {"numpy", "numba", "pandas", "matplotlib", "simpy", "click", "torch"}
+    heavy = {"numpy", "numba", "pandas", "matplotlib", "simpy", "click", "torch", "networkx"}
     assert not heavy & loaded_after("import simulator")
 
 
@@ -98,7 +100,12 @@ def test_the_help_of_the_command_line_needs_no_numpy():
 
 def test_simulating_loads_neither_pandas_nor_matplotlib():
     code = "import simulator; simulator.simulate_schedule('1F1B', stages=2, microbatches=2)"
-    assert not {"numba", "pandas", "matplotlib"} & loaded_after(code)
+    assert not {"numba", "pandas", "matplotlib", "networkx"} & loaded_after(code)
+
+
+def test_simulating_a_scenario_loads_no_networkx():
+    code = "import simulator; simulator.simulate(simulator.load('gpt2-xl-1gpu'))"
+    assert "networkx" not in loaded_after(code)
 
 
 def test_the_public_names_are_these():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 from simulator.describe.fields import (
     Bytes,
@@ -15,6 +17,7 @@ from simulator.describe.fields import (
     Seconds,
     validate,
 )
+from simulator.describe.network import Edge, Network, edge_problems
 from simulator.errors import DescriptionError, suggestion
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -102,28 +105,86 @@ class Nic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """One server."""
+class Pcie:
+    """How PCIe switches and sockets join the devices of a node with the layout `pcie`."""
 
-    name: str
-    device: Annotated[Device, Catalogued("devices")]
-    num_devices: Count
-    link: Link
-    nic: Nic
-    sources: tuple[Source, ...] = ()
+    devices_per_switch: Count = 4
+    """Devices below one PCIe switch; at 1 the switch is a port of the socket."""
+    sockets: Count = 2
+    """NUMA nodes; switches are spread over them evenly."""
+    socket_bandwidth: BytesPerSecond
+    """Between two sockets, per direction (UPI, xGMI)."""
+    socket_efficiency: Fraction
+    """Share of it that peer-to-peer traffic reaches."""
+    socket_latency: Seconds = 0.0
+    """Added to a message that crosses from one socket to another."""
 
     def __post_init__(self) -> None:
         validate(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One server, or whatever else its own links join: a rack, a wafer."""
+
+    name: str
+    device: Annotated[Device, Catalogued("devices")]
+    num_devices: Count
+    link: Link
+    nic: Nic
+    layout: Literal["switch", "hybrid-cube-mesh", "full-mesh", "pcie", "mesh", "torus", "graph"] = (
+        "switch"
+    )
+    """`switch`: all on one crossbar. `hybrid-cube-mesh`: DGX-1 V100. `full-mesh`: each pair has a
+    link of its own. `pcie`: see `pcie`. `mesh`, `torus`: neighbours in `shape`. `graph`: `edges`.
+    A link between neighbours has the pair bandwidth."""
+    shape: tuple[Count, ...] = ()
+    """Of `mesh` and `torus`: devices along each dimension, the last one varies fastest."""
+    pcie: Pcie | None = None
+    edges: tuple[Edge, ...] = ()
+    """Of `graph`: between `gpu0`, `nic0` and inner vertices of any other name. Adapters that no
+    edge names sit beside the devices that use them."""
+    sources: tuple[Source, ...] = ()
+
+    def __post_init__(self) -> None:
+        validate(self)
+        problems = [f"Node.{p}" for p in (*_layout_problems(self), *edge_problems(self.edges))]
+        if problems:
+            raise DescriptionError(problems)
+
+
+def _layout_problems(node: Node) -> Iterator[str]:
+    """Say which fields the layout of a node lacks, cannot use, or contradicts."""
+    for name, layouts in (("shape", ("mesh", "torus")), ("pcie", ("pcie",)), ("edges", ("graph",))):
+        if bool(getattr(node, name)) != (node.layout in layouts):
+            need = "needs" if node.layout in layouts else "has no"
+            yield f"{name}: layout {node.layout!r} {need} {name}"
+    if node.shape and math.prod(node.shape) != node.num_devices:
+        yield (
+            f"shape: {' x '.join(map(str, node.shape))} = {math.prod(node.shape)}, but "
+            f"num_devices is {node.num_devices}"
+        )
+    if node.layout == "hybrid-cube-mesh" and node.num_devices != 8:
+        yield f"num_devices: {node.num_devices}, but a hybrid cube mesh has 8"
+    parts = {"gpu": node.num_devices, "nic": node.nic.count}
+    for end in (end for edge in node.edges for end in (edge.a, edge.b)):
+        kind, number = end[:3], end[3:]
+        if kind in parts and number.isdecimal() and int(number) >= parts[kind]:
+            yield f"edges: there is no {end!r}; the last one is '{kind}{parts[kind] - 1}'"
+        if "/" in end or ">" in end:
+            yield f"edges: the name {end!r} must hold no '/' and no '>'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Equal nodes on a network that gives every NIC its full rate."""
+    """Equal nodes on a network."""
 
     node: Annotated[Node, Catalogued("nodes")]
     num_nodes: Count = 1
     devices_per_node: Count | None = None
     """Devices used in each node; all of them when absent."""
+    network: Network = field(default_factory=Network)
+    """Joins the nodes' adapters; without a word of it, every adapter gets its full rate."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -132,6 +193,9 @@ class Cluster:
                 f"Cluster.devices_per_node: {self.devices_per_node} is more than the "
                 f"{self.node.num_devices} devices of {self.node.name}"
             )
+        wrong = self.network.complaint(self.num_nodes, self.node.nic.count, self.ranks_per_node)
+        if wrong is not None:
+            raise DescriptionError(f"Cluster.{wrong}")
 
     @property
     def ranks_per_node(self) -> int:

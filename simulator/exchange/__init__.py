@@ -1,0 +1,1 @@
+"""What other tools write and read, as descriptions and back."""
