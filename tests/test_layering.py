@@ -21,6 +21,7 @@ LAYERS = (
     ("lower",),
     ("hardware",),
     ("engine",),
+    ("exchange",),
     ("report",),
     ("api",),
     ("cli",),

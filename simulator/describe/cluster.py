@@ -99,6 +99,8 @@ class Nic:
     """Of one message between two nodes (alpha)."""
     plugin_latency: Seconds = 0.0
     """What NCCL's network plugin adds to each crossing, over NCCL's own figure for InfiniBand."""
+    ll128: bool = True
+    """Whether NCCL's LL128 protocol may use this network."""
 
     def __post_init__(self) -> None:
         validate(self)

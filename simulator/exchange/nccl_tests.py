@@ -1,7 +1,8 @@
 """The text that NVIDIA's nccl-tests print: read, fitted to alpha and beta, written again.
 
-Layouts read: with and without the ``redop`` and ``root`` columns, ``#wrong`` or the older ``error``,
-``N/A`` in any of the results, lines that mpirun or srun prefix with the rank, logs in between.
+Layouts read: with and without the ``redop`` and ``root`` columns, ``#wrong`` or the older
+``error``, ``N/A`` in any of the results, lines that mpirun or srun prefix with the rank, logs in
+between.
 Sizes are bytes; times and rates become seconds and bytes/s.
 """
 
@@ -99,7 +100,7 @@ def parse(text: str, operation: str | None = None) -> Table:
     rows = tuple(_row(number, cells) for number, cells in numbered if _is_row(cells))
     if not rows:
         raise DescriptionError("the output of nccl-tests is cut off: its table has no rows")
-    hosts = dict(match.groups() for match in map(_RANK.match, comments) if match)
+    hosts = {match[1]: match[2] for match in map(_RANK.match, comments) if match}
     named = next((m[1] for m in map(_PROGRAM.search, lines) if m and m[1] in OPERATIONS), None)
     return Table(
         rows,
@@ -115,7 +116,9 @@ def _is_row(cells: Sequence[str]) -> bool:
 
 def _row(number: int, cells: Sequence[str]) -> Row:
     head, results = cells[:-_RESULTS], [_number(cell) for cell in cells[-_RESULTS:]]
-    broken = [c for c, r in zip(cells[-_RESULTS:], results, strict=True) if r is None and c != "N/A"]
+    broken = [
+        c for c, r in zip(cells[-_RESULTS:], results, strict=True) if r is None and c != "N/A"
+    ]
     if not 3 <= len(head) <= 5 or broken:
         raise DescriptionError(
             f"line {number}: a row of {len(cells)} columns, {' '.join(cells)!r}; nccl-tests write "
@@ -175,7 +178,8 @@ def fit_all(tables: Iterable[Table]) -> dict[tuple[str, int, int], Fit]:
     for table in tables:
         if table.operation is None or table.ranks is None or table.nodes is None:
             raise DescriptionError(
-                "a run of nccl-tests names no operation or has no '# Rank' lines; its scope is unknown"
+                "a run of nccl-tests names no operation, or has no '# Rank' lines that tell "
+                "how many ranks and nodes took part"
             )
         rows.setdefault((table.operation, table.ranks, table.nodes), []).extend(table.rows)
     return {scope: fit(measured) for scope, measured in rows.items()}

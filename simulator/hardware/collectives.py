@@ -19,7 +19,7 @@ def halving_doubling_seconds(size: float, n: int, alpha: float, beta: float) -> 
     the result last: two rounds more of the full size.
     """
     levels = n.bit_length() - 1
-    power = 2**levels
+    power: int = 2**levels
     seconds = 2 * levels * alpha + 2 * (power - 1) / power * size * beta
     return seconds if power == n else seconds + 2 * (alpha + size * beta)
 

@@ -2,12 +2,13 @@
 
 Source of every table, unless it says otherwise: github.com/NVIDIA/nccl, src/graph/tuning.cc,
 `ncclTunerConstantsDefaults` of commit 5067397c2676. They are what NCCL plans with; what machines
-achieve is at the end: few constants, fitted to the fit half of `topologies/measured` only.
+achieve is in `ACHIEVED`, at the end: a few constants, fitted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 ARCHITECTURES = ("volta", "ampere", "hopper", "blackwell")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
@@ -75,10 +76,11 @@ TREE_CORRECTION = {
     "LL128": (1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6,
               0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0, 1.0),
     "SIMPLE": (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5,
-               0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9),
+               0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 1.0),
 }  # fmt: skip
 """Share of a tree's bandwidth that medium sizes reach: powers of two from 64 bytes (tuning.cc,
-treeCorrectionFactor). Between powers the simulator interpolates, so that time grows with size."""
+treeCorrectionFactor; it ends below 2**29 bytes). Between powers the simulator interpolates, so that
+time grows with size."""
 
 NVLS_CHUNK = 131072
 NVLS_SMALLER_CHUNKS = ((64, 65536), (8, 32768), (2, 16384))
@@ -88,21 +90,43 @@ than the first number takes chunks of the second (src/enqueue.cc, calcCollChunki
 PLATEAU = {"volta": 1.9, "ampere": 1.4, "hopper": 1.4, "blackwell": 1.4}
 """Factor on the latency of a Simple ring over nodes: 'plateau effect of ring', tuning.cc."""
 
-LAUNCH_US = 20.0
-"""Start and end of a kernel that nccl-tests sees besides NCCL's base latency. Fitted."""
-
-NVLS_SHARE = {"volta": 0.0, "ampere": 0.0, "hopper": 0.745, "blackwell": 0.704}
-"""Share of a device's achieved link rate that in-switch reduction turns into message bytes. Fitted;
-NCCL plans with 0.85 and 0.74 of its own link rate (nvlsEfficiency)."""
-
-NVLS_FILL = 1.3
-"""Rounds of chunks that fill each stage of an NVLS pipeline. Fitted."""
-
-LAST_COPY_GBS = {"volta": 600.0, "ampere": 600.0}
-"""Rate of the last step of a ring all-reduce, which copies size/n bytes from the buffer to the
-output (`recv` is step 2n-1 of runRing, src/device/all_reduce.h). Fitted on A100, where it explains
-why 2 devices reach less than 8; on Hopper 4 devices reach what 8 do, so it is left out there."""
-
 CROSSING_ADAPTERS = 8
 """Adapters of one node that a ring or tree leaves through; more stay idle. Fitted to racks of 72
 devices with 72 adapters, where an all-reduce over racks gets the rate of 8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What a cost model assumes of machines, over the tables above and the links' rates."""
+
+    launch_us: float
+    """Start and end of the kernel, on top of the base latency."""
+    nvls_share: Mapping[str, float]
+    """Share of a device's link rate that in-switch reduction turns into message bytes."""
+    nvls_fill: float
+    """Rounds of chunks that fill each stage of an NVLS pipeline."""
+    net_ll_share: float
+    """What LL and LL128 keep of their bandwidth where they cross nodes."""
+    local_copy_gbs: Mapping[str, float]
+    """Rate at which a rank copies its own size/n bytes, the one step that crosses no link (the last
+    of an all-reduce, the first of an all-gather); free where absent."""
+
+
+PLANNED = Rates(
+    launch_us=0.0,
+    nvls_share={"volta": 0.0, "ampere": 0.0, "hopper": 0.85, "blackwell": 0.74},
+    nvls_fill=0.0,
+    net_ll_share=1.0,
+    local_copy_gbs={},
+)
+"""NCCL's own, by which it chooses (nvlsEfficiency; the rest it does not model)."""
+
+ACHIEVED = Rates(
+    launch_us=23.0,
+    nvls_share={"volta": 0.0, "ampere": 0.0, "hopper": 0.745, "blackwell": 0.704},
+    nvls_fill=1.3,
+    net_ll_share=0.75,
+    local_copy_gbs={"volta": 600.0, "ampere": 600.0},
+)
+"""Fitted to the fit half of `topologies/measured`, docs/network.md says on which rows. The copy is
+why 2 A100 reach less busbw than 8; on Hopper 4 devices reach what 8 do, so there it is left out."""

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.describe.cluster import Cluster
-from simulator.hardware.nccl import COLLECTIVES, US, Group, choices
+from simulator.hardware.nccl import COLLECTIVES, choices
 from simulator.hardware.nccl_constants import HARDWARE_LATENCY_US
+from simulator.hardware.nccl_models import US, Group
 from simulator.program import Flow, Groups
 
 
@@ -80,6 +81,7 @@ def group_of(shape: GroupShape, cluster: Cluster) -> Group:
         link_scale=link.latency / (known[link.kind]["RING"][-1] * US),
         net_scale=nic.latency / (known["NET"]["RING"][-1] * US),
         net_latency=nic.plugin_latency,
+        net_ll128=nic.ll128,
     )
 
 

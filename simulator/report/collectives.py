@@ -15,7 +15,8 @@ from simulator.describe.cluster import Cluster
 from simulator.describe.loader import load_node
 from simulator.errors import DescriptionError
 from simulator.exchange.nccl_tests import Row, Timing, format_rows
-from simulator.hardware.nccl import US, best, bus_factor
+from simulator.hardware.nccl import best, bus_factor
+from simulator.hardware.nccl_models import US
 from simulator.hardware.network import GroupShape, group_of
 from simulator.report.text import table
 from simulator.units import format_bytes, parse_quantity
@@ -25,7 +26,7 @@ FLOAT = 4
 
 HOST_LAUNCH_US = 12.0
 """A host process launches its ranks one after the other, and can start no collective sooner.
-Fitted: vTrain's A100 tables are flat from 1 to 4 MiB, at 11.1 to 12.8 us for each of 4 to 8 ranks."""
+Fitted: vTrain's A100 tables are flat from 1 to 4 MiB, at 11.1 to 12.8 us a rank for 4 to 8."""
 
 BOUNDARY = 16e6
 """Bytes from which a message counts as large."""
@@ -210,11 +211,18 @@ class Accuracy(NamedTuple):
 
 Key = Callable[[Case], tuple[str, ...]]
 
-BY_SYSTEM: Key = lambda c: (c.half, c.system.family, c.collective, c.size_class, c.system.name)  # noqa: E731
-BY_FAMILY: Key = lambda c: (c.half, c.system.family, c.collective, c.size_class)  # noqa: E731
+
+def by_family(case: Case) -> tuple[str, ...]:
+    """Return the heading of a row: half, family, collective, size class."""
+    return case.half, case.system.family, case.collective, case.size_class
 
 
-def accuracy(cases: Sequence[Case], key: Key = BY_FAMILY) -> dict[tuple[str, ...], Accuracy]:
+def by_system(case: Case) -> tuple[str, ...]:
+    """Return the heading of a row with its system besides."""
+    return (*by_family(case), case.system.name)
+
+
+def accuracy(cases: Sequence[Case], key: Key = by_family) -> dict[tuple[str, ...], Accuracy]:
     """Return the accuracy of each group of rows that a key makes."""
     groups: dict[tuple[str, ...], list[Case]] = {}
     for case in cases:
@@ -234,7 +242,7 @@ def validation_text(all_cases: Sequence[Case]) -> str:
     return "\n\n".join([
         table(rows),
         _accuracy_text(["half", "family", "collective", "size", "system"],
-                       accuracy(all_cases, BY_SYSTEM)),
+                       accuracy(all_cases, by_system)),
         _accuracy_text(["half", "family", "collective", "size"], accuracy(all_cases)),
     ])  # fmt: skip
 
