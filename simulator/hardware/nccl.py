@@ -75,21 +75,24 @@ def _switch(g: Group) -> bool:
     return g.in_switch_reduction and nccl.ACHIEVED.nvls_share[g.architecture] > 0 and g.per_node > 1
 
 
+ALL_REDUCE = ("all_reduce",)
+SIMPLE = ("SIMPLE",)
+
 ALGORITHMS: Mapping[str, Algorithm] = {
-    "TREE": Algorithm(models.tree, ("all_reduce",), nccl.PROTOCOLS),
+    "TREE": Algorithm(models.tree, ALL_REDUCE, nccl.PROTOCOLS),
     "RING": Algorithm(models.ring, (*REDUCING, "broadcast", "reduce"), nccl.PROTOCOLS),
-    "NVLS": Algorithm(models.nvls, REDUCING, ("SIMPLE",), lambda g: _switch(g) and g.nodes == 1),
-    "NVLS_TREE": Algorithm(models.nvls_tree, ("all_reduce",), ("SIMPLE",), lambda g: _switch(g) and g.nodes > 1
+    "NVLS": Algorithm(models.nvls, REDUCING, SIMPLE, lambda g: _switch(g) and g.nodes == 1),
+    "NVLS_TREE": Algorithm(
+        models.nvls_tree, ALL_REDUCE, SIMPLE, lambda g: _switch(g) and g.nodes > 1
     ),
-    "PAT": Algorithm(models.pat, REDUCING[1:], ("SIMPLE",), lambda g: g.per_node == 1 and g.nodes == g.ranks
+    "PAT": Algorithm(models.pat, REDUCING[1:], SIMPLE, lambda g: g.nodes == g.ranks),
+    "PAIRWISE": Algorithm(models.pairwise, ("all_to_all",), SIMPLE),
+    "STAR": Algorithm(models.star, ("gather", "scatter"), SIMPLE),
+    "HIERARCHICAL": Algorithm(
+        models.hierarchical, ALL_REDUCE, SIMPLE, lambda g: g.nodes > 1, automatic=False
     ),
-    "PAIRWISE": Algorithm(models.pairwise, ("all_to_all",), ("SIMPLE",)),
-    "STAR": Algorithm(models.star, ("gather", "scatter"), ("SIMPLE",)),
-    "HIERARCHICAL": Algorithm(models.hierarchical, ("all_reduce",), ("SIMPLE",), lambda g: g.nodes > 1, automatic=False
-    ),
-    "HALVING_DOUBLING": Algorithm(models.halving_doubling, ("all_reduce",), ("SIMPLE",), automatic=False
-    ),
-}  # fmt: skip
+    "HALVING_DOUBLING": Algorithm(models.halving_doubling, ALL_REDUCE, SIMPLE, automatic=False),
+}
 """Algorithms by NCCL's name where it has them."""
 
 COLLECTIVES = (*REDUCING, "all_to_all", "broadcast", "reduce", "gather", "scatter", "barrier")

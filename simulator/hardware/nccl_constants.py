@@ -122,11 +122,11 @@ PLANNED = Rates(
 """NCCL's own, by which it chooses (nvlsEfficiency; the rest it does not model)."""
 
 ACHIEVED = Rates(
-    launch_us=23.0,
-    nvls_share={"volta": 0.0, "ampere": 0.0, "hopper": 0.745, "blackwell": 0.704},
-    nvls_fill=1.3,
-    net_ll_share=0.75,
+    launch_us=23.5,
+    nvls_share={"volta": 0.0, "ampere": 0.0, "hopper": 0.739, "blackwell": 0.7065},
+    nvls_fill=1.375,
+    net_ll_share=0.7375,
     local_copy_gbs={"volta": 600.0, "ampere": 600.0},
 )
-"""Fitted to the fit half of `topologies/measured`, docs/network.md says on which rows. The copy is
-why 2 A100 reach less busbw than 8; on Hopper 4 devices reach what 8 do, so there it is left out."""
+"""Fitted by `python -m benchmarks.fit_collectives` on the fit half of `topologies/measured`. The
+copy is why 2 A100 reach less busbw than 8; on Hopper 4 reach what 8 do, so it is left out there."""

@@ -24,7 +24,7 @@ from simulator.units import format_bytes, parse_quantity
 FLOAT = 4
 """Bytes of nccl-tests' default type."""
 
-HOST_LAUNCH_US = 12.0
+HOST_LAUNCH_US = 11.6
 """A host process launches its ranks one after the other, and can start no collective sooner.
 Fitted: vTrain's A100 tables are flat from 1 to 4 MiB, at 11.1 to 12.8 us a rank for 4 to 8."""
 

@@ -142,8 +142,8 @@ def assumptions(s: Scenario) -> list[str]:
     ]
     if s.cluster.world_size > 1:
         out.append(
-            "collectives are rings and links are not contended: alpha-beta times from the "
-            "described links"
+            "collectives run as NCCL's cost model chooses, or as the cluster forces; links are not "
+            "contended"
         )
     if plan.pp > 1:
         out.append("sends and receives overlap computation; receives are posted ahead")
