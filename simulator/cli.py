@@ -1,4 +1,4 @@
-"""The command line: ``trainsim run|check|show``.
+"""The command line: ``trainsim run|check|show|validate``.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed while running, 2 wrong
 input, 3 the answer is no (does not fit, deadlock), 130 interrupted. Heavy modules load when a
@@ -108,7 +108,7 @@ def check(scenario: str, overrides: tuple[str, ...]) -> None:
 
 @cli.group()
 def show() -> None:
-    """Print a schedule, a program, a topology, memory or the catalogue."""
+    """Print a schedule, a collective, a program, a topology, memory or the catalogue."""
 
 
 @show.command("schedule")
@@ -184,6 +184,30 @@ def show_memory(scenario: str, overrides: tuple[str, ...]) -> int:
     return 0 if result.summary.fits else OVER_CAPACITY
 
 
+@show.command("collective")
+@click.option("--op", default="all_reduce", show_default=True, help="all_gather, all_to_all, ...")
+@click.option("--sizes", default="1KB:8GB", show_default=True, metavar="MIN:MAX",
+              help="Bytes, doubling; K, M, G are binary as in nccl-tests.")  # fmt: skip
+@click.option("--cluster", "node", required=True, metavar="NODE", help="A node of the catalogue.")
+@click.option("--nodes", type=int, default=1, show_default=True, help="How many nodes.")
+@click.option("--per-node", type=int, help="Devices used in each node; all when absent.")
+@click.option("--algorithm", help="Only this one: RING, TREE, NVLS, ... (NCCL_ALGO).")
+@click.option("--protocol", help="Only this one: LL, LL128 or SIMPLE (NCCL_PROTO).")
+def show_collective(
+    op: str, sizes: str, node: str, nodes: int, per_node: int | None,
+    algorithm: str | None, protocol: str | None,
+) -> None:  # fmt: skip
+    """Print a collective by size as nccl-tests would, with the algorithm that NCCL takes."""
+    from simulator.describe.cluster import Cluster
+    from simulator.describe.loader import load_node
+    from simulator.report.collectives import collective_text, parse_sizes
+
+    cluster = Cluster(node=load_node(node), num_nodes=nodes, devices_per_node=per_node)
+    click.echo(
+        collective_text(op, parse_sizes(sizes), cluster, algorithm=algorithm, protocol=protocol)
+    )
+
+
 @show.command("catalog")
 def show_catalog() -> None:
     """List the devices, nodes, models and scenarios that are known by name."""
@@ -191,6 +215,19 @@ def show_catalog() -> None:
 
     for folder in catalog.FOLDERS:
         click.echo(f"{folder}: {', '.join(catalog.names(folder))}")
+
+
+@cli.group()
+def validate() -> None:
+    """Compare predictions with published measurements."""
+
+
+@validate.command("collectives")
+def validate_collectives() -> None:
+    """Print every measured collective beside its prediction, and the accuracy of each half."""
+    from simulator.report.collectives import cases, validation_text
+
+    click.echo(validation_text(cases()))
 
 
 def _load(scenario: str, overrides: tuple[str, ...]) -> Scenario:

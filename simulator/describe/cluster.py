@@ -48,6 +48,8 @@ class Device:
     """Gap between two dependent kernels of one stream."""
     peak: dict[str, FlopsPerSecond]
     """Dense peak rate by precision, a key of `DTYPES`."""
+    architecture: Literal["volta", "ampere", "hopper", "blackwell"] = "ampere"
+    """Generation, by which NCCL's tuner constants are chosen."""
     sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:
@@ -77,6 +79,12 @@ class Link:
     """Share of the datasheet rate that long messages reach."""
     latency: Seconds
     """Of one message between two devices (alpha)."""
+    kind: Literal["NVLINK", "PCI"] = "NVLINK"
+    """Which of NCCL's latencies apply."""
+    channels: Count = 16
+    """Channels that NCCL opens over the links."""
+    in_switch_reduction: bool = False
+    """Whether the switch sums what devices send (NVLink SHARP, NCCL's NVLS)."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -99,6 +107,10 @@ class Nic:
     efficiency: Fraction
     latency: Seconds
     """Of one message between two nodes (alpha)."""
+    plugin_latency: Seconds = 0.0
+    """What NCCL's network plugin adds to each crossing, over NCCL's own figure for InfiniBand."""
+    ll128: bool = True
+    """Whether NCCL's LL128 protocol may use this network."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -185,6 +197,10 @@ class Cluster:
     """Devices used in each node; all of them when absent."""
     network: Network = field(default_factory=Network)
     """Joins the nodes' adapters; without a word of it, every adapter gets its full rate."""
+    nccl_algorithm: str | None = None
+    """Run collectives by this algorithm where it can (NCCL_ALGO); NCCL's choice when absent."""
+    nccl_protocol: Literal["LL", "LL128", "SIMPLE"] | None = None
+    """Run collectives by this protocol where it can (NCCL_PROTO); NCCL's choice when absent."""
 
     def __post_init__(self) -> None:
         validate(self)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simulator.describe import catalog
+from simulator.describe.cluster import Cluster, Node
 from simulator.describe.fields import Catalogued, Rule, complaint, from_text, rules, split
 from simulator.describe.huggingface import read_config
 from simulator.describe.scenario import Scenario
@@ -92,8 +93,6 @@ def _fill_dp(table: Table, path: Path) -> Table:
     plan = table.get("plan", {})
     if not isinstance(plan, dict) or "dp" in plan or not isinstance(table.get("cluster"), dict):
         return table
-    from simulator.describe.cluster import Cluster
-
     cluster = _Builder(path, []).build(Cluster, table["cluster"], "cluster")
     share = [plan.get(axis, 1) for axis in ("tp", "pp")]
     if cluster is None or any(type(degree) is not int or degree < 1 for degree in share):
@@ -281,3 +280,16 @@ def _read(path: Path, _stamp: int) -> Table:
 def set_all(texts: Sequence[str]) -> dict[str, object]:
     """Return the overrides that several ``KEY=VALUE`` texts hold."""
     return dict(parse_override(text) for text in texts)
+
+
+def load_node(reference: str | Table, base: Path = Path()) -> Node:
+    """Return the node that a name, a path or a table with ``from`` stands for.
+
+    Raises:
+        DescriptionError: with all problems of its file.
+    """
+    problems: list[str] = []
+    built = _Builder(base / "node", problems).nested(Node, reference, "node", "nodes")
+    if problems:
+        raise DescriptionError(problems)
+    return typing.cast(Node, built)

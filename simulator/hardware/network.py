@@ -1,20 +1,23 @@
-"""Seconds of a message or a collective: alpha-beta over the links that the cluster describes.
+"""Seconds of a message or a collective over the links and adapters that the cluster describes.
 
-A ring over n ranks runs rounds of size/n bytes; each round costs the latency alpha and its bytes
-over the ring's bandwidth (Patarasuk & Yuan, 2009). Where a ring stays within a node it uses the
-device's links; where it crosses nodes, every node's share of it leaves through the NICs of the
-devices that take part, so its bandwidth is the smaller of the two.
+A message is alpha-beta. A collective is what NCCL would run: `nccl` has its model, and this module
+tells it where the group lies. Where a group crosses nodes, every node's share leaves through the
+adapters of the devices that take part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.describe.cluster import Cluster
+from simulator.hardware.nccl import COLLECTIVES, choices
+from simulator.hardware.nccl_constants import HARDWARE_LATENCY_US
+from simulator.hardware.nccl_models import US, Group
 from simulator.program import Flow, Groups
 
 
@@ -50,16 +53,6 @@ def group_shapes(
     return [GroupShape(*row) for row in rows.tolist()], index.reshape(-1)
 
 
-def ring_link(shape: GroupShape, cluster: Cluster) -> tuple[float, float]:
-    """Return alpha (seconds a round) and bandwidth (bytes/s) of a ring over a group."""
-    link, nic = cluster.node.link, cluster.node.nic
-    device = (link.bandwidth if shape.ranks > 2 else link.pair_bandwidth) * link.efficiency
-    if shape.nodes == 1:
-        return link.latency, device
-    outgoing = shape.per_node * nic_share(cluster)
-    return nic.latency, outgoing if shape.per_node == 1 else min(device, outgoing)
-
-
 def nic_share(cluster: Cluster) -> float:
     """Return the bytes/s that one rank may send to other nodes while all ranks of its node do.
 
@@ -69,13 +62,36 @@ def nic_share(cluster: Cluster) -> float:
     return min(1.0, nic.count / cluster.ranks_per_node) * nic.bandwidth * nic.efficiency
 
 
-def all_reduce_seconds(size: float, shape: GroupShape, cluster: Cluster) -> float:
-    """Return the seconds of a ring all-reduce of `size` bytes: 2(n-1) rounds of size/n bytes."""
-    n = shape.ranks
-    if n == 1:
-        return 0.0
-    alpha, bandwidth = ring_link(shape, cluster)
-    return 2 * (n - 1) * (alpha + size / n / bandwidth)
+def group_of(shape: GroupShape, cluster: Cluster) -> Group:
+    """Return what NCCL's model needs to know of a group of this shape."""
+    link, nic = cluster.node.link, cluster.node.nic
+    rate = link.bandwidth if shape.ranks > 2 else link.pair_bandwidth
+    known = HARDWARE_LATENCY_US
+    return Group(
+        ranks=shape.ranks,
+        nodes=shape.nodes,
+        per_node=shape.per_node,
+        intra=rate * link.efficiency,
+        inter=shape.per_node * nic_share(cluster),
+        adapters=shape.per_node * min(1.0, nic.count / cluster.ranks_per_node),
+        architecture=cluster.node.device.architecture,
+        link=link.kind,
+        channels=link.channels,
+        in_switch_reduction=link.in_switch_reduction,
+        link_scale=link.latency / (known[link.kind]["RING"][-1] * US),
+        net_scale=nic.latency / (known["NET"]["RING"][-1] * US),
+        net_latency=nic.plugin_latency,
+        net_ll128=nic.ll128,
+    )
+
+
+def collective_seconds(name: str, size: float, shape: GroupShape, cluster: Cluster) -> float:
+    """Return the seconds of a collective as NCCL would run it, or as the cluster forces it."""
+    group = group_of(shape, cluster)
+    forced = choices(
+        name, size, group, algorithm=cluster.nccl_algorithm, protocol=cluster.nccl_protocol
+    )
+    return (forced or choices(name, size, group))[0].seconds
 
 
 def send_recv_seconds(size: float, shape: GroupShape, cluster: Cluster) -> float:
@@ -86,8 +102,10 @@ def send_recv_seconds(size: float, shape: GroupShape, cluster: Cluster) -> float
     return nic.latency + size / nic_share(cluster)
 
 
-MODELS: Mapping[str, Callable[[float, GroupShape, Cluster], float]] = {
-    "all_reduce": all_reduce_seconds,
+Model = Callable[[float, GroupShape, Cluster], float]
+
+MODELS: Mapping[str, Model] = {
+    **{name: partial(collective_seconds, name) for name in COLLECTIVES},
     "send_recv": send_recv_seconds,
 }
 """Seconds of a flow by its name."""

@@ -142,8 +142,8 @@ def assumptions(s: Scenario) -> list[str]:
     ]
     if s.cluster.world_size > 1:
         out.append(
-            "collectives are rings with alpha-beta times from the described links; every rank has "
-            "its even share of its node's adapters, and no flow meets another"
+            "collectives run as NCCL's cost model chooses, or as the cluster forces; every rank "
+            "has its even share of its node's adapters, and no flow meets another"
         )
     if plan.pp > 1:
         out.append("sends and receives overlap computation; receives are posted ahead")

@@ -1,0 +1,63 @@
+"""Closed forms of collectives over an alpha-beta network: seconds a message, seconds a byte.
+
+Thakur, Rabenseifner & Gropp, Optimization of Collective Communication Operations in MPICH, 2005;
+the ring is Patarasuk & Yuan, 2009.
+"""
+
+from __future__ import annotations
+
+
+def ring_all_reduce_seconds(size: float, n: int, alpha: float, beta: float) -> float:
+    """Seconds to all-reduce `size` bytes over `n` ranks in 2(n-1) rounds of size/n bytes."""
+    return 2 * (n - 1) * (alpha + size / n * beta)
+
+
+def halving_doubling_seconds(size: float, n: int, alpha: float, beta: float) -> float:
+    """Seconds of recursive halving, then doubling: 2 log2(n) rounds, 2(n-1)/n of the bytes.
+
+    Where n is no power of two, the ranks past it hand their message to a neighbour first and get
+    the result last: two rounds more of the full size.
+    """
+    levels = n.bit_length() - 1
+    power: int = 2**levels
+    seconds = 2 * levels * alpha + 2 * (power - 1) / power * size * beta
+    return seconds if power == n else seconds + 2 * (alpha + size * beta)
+
+
+def hierarchical_seconds(
+    size: float,
+    nodes: int,
+    per_node: int,
+    *,
+    intra: tuple[float, float],
+    inter: tuple[float, float],
+) -> float:
+    """Seconds of an all-reduce in three phases: reduce-scatter, all-reduce, all-gather.
+
+    Args:
+        size: bytes of the buffer.
+        nodes: nodes of the group.
+        per_node: its ranks on each of them.
+        intra: alpha and beta of a rank within its node; two of the phases.
+        inter: alpha and beta of a rank to other nodes; all-reduces size/per_node bytes.
+    """
+    alpha, beta = intra
+    inside = (per_node - 1) * (alpha + size / per_node * beta) if per_node > 1 else 0.0
+    between = ring_all_reduce_seconds(size / per_node, nodes, *inter)
+    return 2 * inside + between
+
+
+def all_to_all_seconds(
+    size: float, ranks: int, per_node: int, *, intra: float, inter: float
+) -> float:
+    """Seconds of the bytes of a pairwise all-to-all, in and between nodes at the same time.
+
+    Args:
+        size: bytes that a rank sends in all, its own part included.
+        ranks: ranks of the group.
+        per_node: ranks that share a node.
+        intra: bytes/s of a rank within its node.
+        inter: bytes/s of a rank to other nodes.
+    """
+    near = size * (per_node - 1) / ranks / intra
+    return max(near, size * (ranks - per_node) / ranks / inter)
