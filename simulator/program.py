@@ -159,7 +159,7 @@ class Program:
     """Ranks of the whole."""
     static_bytes: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """Device memory alive during the whole run, by rank; empty when it is not modelled."""
-    slot: Int16 = field(default_factory=lambda: np.zeros(0, np.int16))
+    slot: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
     """Desk whose servers an op queues for, or NONE; empty when no op does."""
     servers: tuple[int, ...] = ()
     """Servers of each desk; with tiling every tile has desks of its own."""
@@ -277,7 +277,7 @@ class Program:
         desks = len(self.servers)
         slot = np.repeat(self.slot, count)
         if len(slot):
-            slot = np.where(slot == NONE, NONE, slot + tile * desks).astype(np.int16)
+            slot = np.where(slot == NONE, NONE, slot + tile * desks).astype(np.int32)
         columns = ("stream", "action", "stage", "microbatch", "layer", "step", "cost")
         repeated: dict[str, Any] = {c: np.repeat(getattr(self, c), count) for c in columns}
         return replace(

@@ -52,8 +52,7 @@ _ACTION = re.compile(rf"([0-9]*)({'|'.join(sorted(ACTIONS, key=len, reverse=True
 _COLUMNS = (
     "rank", "stream", "action", "stage", "microbatch", "layer", "step", "cost", "joint", "slot",
 )  # fmt: skip
-_DTYPES = {"action": np.int8, "stream": np.int16, "stage": np.int16, "layer": np.int16,
-           "slot": np.int16}  # fmt: skip
+_DTYPES = {"action": np.int8, "stream": np.int16, "stage": np.int16, "layer": np.int16}
 _INT16_END, _INT32_END = 2**15, 2**31
 
 
@@ -187,7 +186,7 @@ def _program(draft: _Draft) -> Program:
         for name, column in zip(_COLUMNS, columns, strict=True)
     }
     if not draft.servers:
-        arrays["slot"] = np.zeros(0, np.int16)
+        arrays["slot"] = np.zeros(0, np.int32)
     return Program(
         **arrays,
         servers=tuple(draft.servers),

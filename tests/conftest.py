@@ -76,7 +76,7 @@ def make_program(
         ),
         costs=tuple(costs),
         streams=streams,
-        slot=column([NONE if o.desk is None else o.desk for o in ops] if servers else [], np.int16),
+        slot=column([NONE if o.desk is None else o.desk for o in ops] if servers else [], np.int32),
         servers=tuple(servers),
         num_ranks=num_ranks or max((o.rank for o in ops), default=0) + 1,
     )  # fmt: skip

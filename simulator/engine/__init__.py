@@ -67,8 +67,9 @@ def run_many(program: Program, ticks: Int64) -> Iterator[Timeline]:
         ProgramError: when the ticks do not belong to the program.
     """
     rows = len(program.rank)
-    if ticks.ndim < 2 or ticks[:1].size not in (rows, rows * program.num_tiles):
-        raise ProgramError(f"{ticks.shape} ticks do not fit sets of {len(program)} ops")
+    fits = ticks.ndim >= 2 and ticks[:1].size in (rows, rows * program.num_tiles)
+    if not fits or (ticks < 0).any():
+        raise ProgramError(f"{ticks.shape} ticks do not fit sets of {len(program)} ops, or are < 0")
     wide = ticks.reshape(len(ticks), rows, -1)
     one = Folding(np.zeros(1, np.int64), np.zeros(program.num_tiles, np.int64))
     folding = one if wide.shape[2] == 1 else Folding.none(program)

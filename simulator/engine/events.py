@@ -8,7 +8,7 @@ from simulator.engine import compiled
 from simulator.engine.fold import Folding
 from simulator.errors import DeadlockError
 from simulator.lower.check import explain_deadlock
-from simulator.program import NONE, Int16, Int32, Int64, Program
+from simulator.program import NONE, Int32, Int64, Program
 from simulator.timeline import Timeline
 
 BUDGET = 5_000_000
@@ -49,7 +49,7 @@ def times(program: Program, ticks: Int64, classes: Int32) -> tuple[Int64, Int64]
         program.pred_offset, program.stream_previous, members.offset, sizes, program.partition,
         columns,
     )  # fmt: skip
-    slot = program.slot if len(program.slot) else np.full(rows, NONE, np.int16)
+    slot = program.slot if len(program.slot) else np.full(rows, NONE, np.int32)
     free, queue_offset = _desks(program, slot, columns)
     running = _most_running(program) * columns
     state = np.zeros(3, np.int64)
@@ -72,7 +72,7 @@ def times(program: Program, ticks: Int64, classes: Int32) -> tuple[Int64, Int64]
     return start, end
 
 
-def _desks(program: Program, slot: Int16, columns: int) -> tuple[Int64, Int64]:
+def _desks(program: Program, slot: Int32, columns: int) -> tuple[Int64, Int64]:
     """Return free servers and the place of the queue of each desk on each column."""
     free = np.repeat(np.array(program.servers, np.int64), columns)
     count = np.bincount(slot[slot != NONE], minlength=len(program.servers))

@@ -33,7 +33,7 @@ class Folding:
 
 def fold(program: Program, ticks: Int64) -> Folding:
     """Return the folding of a program whose ops take `ticks` (rows, tiles or 1)."""
-    if program.tiling is None:
+    if program.tiling is None or not len(program.rank):
         return Folding.none(program)
     axes = program.tiling.axes
     index = np.arange(program.num_tiles).reshape([degree for _, degree in axes])
