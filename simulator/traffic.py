@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from simulator.kernels.sharing import share
 from simulator.program import Int32, Int64
 
 Float64 = npt.NDArray[np.float64]
@@ -38,6 +39,26 @@ class Traffic:
     demand: Int32
     """(joint ops, classes): the demand of each joint op on each class of tiles, or NONE where its
     time is fixed."""
+
+    @classmethod
+    def none(cls) -> Traffic:
+        """Return the traffic of a program whose flows all take fixed times."""
+        real, whole = np.zeros(0), np.zeros(0, np.int32)
+        return cls(real, (), np.zeros(1, np.int64), whole, real, real, real, whole.reshape(0, 1))
+
+    @cached_property
+    def solo(self) -> Float64:
+        """Bytes/s of payload of each demand when it is alone."""
+        rate = np.zeros(len(self.size))
+        numbers = np.arange(len(self.size))
+        scratch = np.zeros((2, len(self.capacity)))
+        users = np.zeros(len(self.capacity), np.int64)
+        for d in numbers:
+            share(
+                numbers[d : d + 1], numbers, self.offset, self.links, self.coefficient, self.weight,
+                self.limit, self.capacity, scratch[0], scratch[1], users, rate,
+            )  # fmt: skip
+        return rate
 
     @cached_property
     def weight(self) -> Float64:

@@ -12,14 +12,15 @@ same order of flows, so their rates are the same floats and their ticks equal.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from simulator.kernels.jit import Kernel
 
-
-def share(  # type: ignore[no-untyped-def]
-    flows, demand, offset, links, coefficient, weight, limit, capacity, left, pressure, users, rate
-):
+def share(
+    flows: Any, demand: Any, offset: Any, links: Any, coefficient: Any, weight: Any, limit: Any,
+    capacity: Any, left: Any, pressure: Any, users: Any, rate: Any,
+) -> None:  # fmt: skip
     """Fill `rate` (bytes/s of payload) of some flows that share links with each other only.
 
     Args:
@@ -90,5 +91,16 @@ def share(  # type: ignore[no-untyped-def]
                     left[link] = max(left[link] - coefficient[x] * rate[f], 0.0)
 
 
-share_kernel = Kernel(share)
-"""`share`, interpreted or compiled."""
+def advance(flows: Any, now: Any, remaining: Any, since: Any, rate: Any) -> None:
+    """Bring `remaining` (bytes of payload) of flows, by number, from `since` up to a tick."""
+    for k in range(len(flows)):
+        f = flows[k]
+        remaining[f] -= rate[f] * ((now - since[f]) / 1e12)
+        since[f] = now
+
+
+def foresee(flows: Any, now: Any, remaining: Any, rate: Any, finish: Any) -> None:
+    """Fill `finish` with the tick at which each flow ends at its rate, a tick from now at least."""
+    for k in range(len(flows)):
+        f = flows[k]
+        finish[f] = now + max(int(np.ceil(remaining[f] / rate[f] * 1e12)), 1)
