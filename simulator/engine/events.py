@@ -114,7 +114,9 @@ class _Nodes:
 
 def _flow_arguments(flows: Traffic, columns: int) -> tuple[npt.NDArray[Any], ...]:
     """Return demands, and the state of every flow and link, as the kernel takes them."""
-    demand = flows.demand[:, :columns].ravel()
+    wide = np.full((len(flows.demand), columns), NONE, np.int32)  # as the kernel numbers flows
+    wide[:, : flows.demand.shape[1]] = flows.demand[:, :columns]
+    demand = wide.ravel()
     count, links = len(demand), len(flows.capacity)
     return (
         demand, flows.offset, flows.links, flows.coefficient, flows.weight, flows.limit, flows.solo,

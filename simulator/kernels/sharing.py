@@ -75,14 +75,15 @@ def share(
             d = demand[f]
             if rate[f] >= 0.0:
                 continue
-            stops = limit[d] * weight[d] <= level
+            reaches = limit[d] * weight[d] <= level
+            stops = reaches
             if not stops and full >= 0:
                 for x in range(offset[d], offset[d + 1]):
                     if links[x] == full:
                         stops = True
                         break
             if stops:
-                rate[f] = min(level / weight[d], limit[d])
+                rate[f] = limit[d] if reaches else min(level / weight[d], limit[d])
                 going -= 1
                 for x in range(offset[d], offset[d + 1]):
                     link = links[x]
@@ -95,7 +96,7 @@ def advance(flows: Any, now: Any, remaining: Any, since: Any, rate: Any) -> None
     """Bring `remaining` (bytes of payload) of flows, by number, from `since` up to a tick."""
     for k in range(len(flows)):
         f = flows[k]
-        remaining[f] -= rate[f] * ((now - since[f]) / 1e12)
+        remaining[f] -= rate[f] * (now - since[f]) / 1e12
         since[f] = now
 
 
@@ -103,4 +104,4 @@ def foresee(flows: Any, now: Any, remaining: Any, rate: Any, finish: Any) -> Non
     """Fill `finish` with the tick at which each flow ends at its rate, a tick from now at least."""
     for k in range(len(flows)):
         f = flows[k]
-        finish[f] = now + max(int(np.ceil(remaining[f] / rate[f] * 1e12)), 1)
+        finish[f] = now + max(int(np.ceil(remaining[f] * 1e12 / rate[f])), 1)
