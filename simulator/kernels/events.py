@@ -15,7 +15,7 @@ import numpy as np
 from simulator.kernels import sharing
 from simulator.kernels.heap import pop, push
 from simulator.kernels.jit import prepared_numba
-from simulator.kernels.links import component, enter_links, free_nodes, leave_links
+from simulator.kernels.links import component, enter_links, free_nodes, leave_links, sort
 
 njit = prepared_numba().njit
 advance, share, foresee = (
@@ -63,7 +63,8 @@ def run_events(  # type: ignore[no-untyped-def]
     interrupts and make room between them.
 
     Numbers in the heap: an op that ends; `ops + flow` for a flow that enters its links; and
-    `ops + flows + flow` for one that ends, unless its end has moved.
+    `ops + flows + flow` for one that ends, unless its end has moved. Of flows that share links only
+    the first to end has its end in the heap (`due`): when it leaves, all others are foreseen anew.
     """
     columns = start.shape[1]
     stride = 1 if ticks.shape[1] > 1 else 0
@@ -147,8 +148,9 @@ def run_events(  # type: ignore[no-untyped-def]
                 is_touched[f] = False
                 if not active[f] or seen[f]:
                     continue
-                count = component(f, seen, found[total:], first, nodes, heads)
-                flows = np.sort(found[total : total + count])
+                count = component(f, seen, found[total:], first, nodes, heads, users)
+                flows = found[total : total + count]
+                sort(flows)
                 total += count
                 advance(flows, now, remaining, since, rate)
                 if count == 1:
@@ -159,10 +161,13 @@ def run_events(  # type: ignore[no-untyped-def]
                         pressure, users, rate,
                     )  # fmt: skip
                 foresee(flows, now, remaining, rate, finish)
+                first_end = NEVER
+                for x in range(count):
+                    first_end = min(first_end, finish[flows[x]])
                 for x in range(count):
                     g = flows[x]
-                    if finish[g] < due[g]:
-                        due[g] = finish[g]
+                    if finish[g] == first_end and due[g] != first_end:
+                        due[g] = first_end
                         push(heap_tick, heap_op, size, finish[g], num_ops + num_flows + g)
                         size += 1
                         entries += 1
@@ -218,11 +223,6 @@ def run_events(  # type: ignore[no-untyped-def]
                     for x in range(class_offset[partition, k], class_offset[partition, k + 1]):
                         ended[num_ended] = members[m] * columns + class_columns[partition, x]
                         num_ended += 1
-            elif active[f] and due[f] == now:
-                due[f] = finish[f]
-                push(heap_tick, heap_op, size, finish[f], number)
-                size += 1
-                entries += 1
         for e in range(num_ended):
             op = ended[e]
             completed += 1

@@ -59,10 +59,11 @@ def free_nodes(f, first, pool, nodes):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def component(f, seen, found, first, nodes, heads):  # type: ignore[no-untyped-def]
+def component(f, seen, found, first, nodes, heads, walked):  # type: ignore[no-untyped-def]
     """Fill `found` with the flows that share links with `f`, directly or through others.
 
-    `seen` marks flows that some call of this tick has found.
+    `seen` marks flows that some call of this tick has found. `walked` is scratch, one a link, all
+    zero and left so: a link on which many flows meet is looked at once.
     """
     count = 1
     found[0] = f
@@ -72,13 +73,36 @@ def component(f, seen, found, first, nodes, heads):  # type: ignore[no-untyped-d
         node = first[found[at]]
         at += 1
         while node >= 0:
-            other = heads[nodes[node, 1]]
-            while other >= 0:
-                g = nodes[other, 0]
-                if not seen[g]:
-                    seen[g] = True
-                    found[count] = g
-                    count += 1
-                other = nodes[other, 3]
+            link = nodes[node, 1]
+            if walked[link] == 0:
+                walked[link] = 1
+                other = heads[link]
+                while other >= 0:
+                    g = nodes[other, 0]
+                    if not seen[g]:
+                        seen[g] = True
+                        found[count] = g
+                        count += 1
+                    other = nodes[other, 3]
+            node = nodes[node, 2]
+    for k in range(count):
+        node = first[found[k]]
+        while node >= 0:
+            walked[nodes[node, 1]] = 0
             node = nodes[node, 2]
     return count
+
+
+@njit(cache=True)
+def sort(flows):  # type: ignore[no-untyped-def]
+    """Sort a few numbers in place."""
+    if len(flows) > 48:
+        flows.sort()
+        return
+    for k in range(1, len(flows)):
+        f = flows[k]
+        at = k
+        while at > 0 and flows[at - 1] > f:
+            flows[at] = flows[at - 1]
+            at -= 1
+        flows[at] = f
