@@ -13,6 +13,7 @@ from simulator.engine.fold import Folding, fold
 from simulator.errors import DescriptionError, ProgramError, suggestion
 from simulator.program import Int64, Program
 from simulator.timeline import Timeline
+from simulator.traffic import Traffic
 
 __all__ = ["ENGINES", "Folding", "fold", "run", "run_many"]
 
@@ -25,7 +26,11 @@ ENGINES = ("compiled", "events", "reference")
 
 
 def run(
-    program: Program, ticks: Int64, engine: str = "compiled", folding: Folding | None = None
+    program: Program,
+    ticks: Int64,
+    engine: str = "compiled",
+    folding: Folding | None = None,
+    traffic: Traffic | None = None,
 ) -> Timeline:
     """Return when every op started and ended; an engine's libraries load at first use.
 
@@ -34,6 +39,8 @@ def run(
         ticks: how long each op holds, by op id, or for a tiled program (rows, tiles or 1).
         engine: one of `ENGINES`.
         folding: which tiles stand for the others; all tiles run when absent.
+        traffic: what flows put on links that they share; ticks are then how long a flow takes
+            before it enters them. Without it flows take fixed times.
 
     Raises:
         DescriptionError: when there is no such engine, or too little memory.
@@ -48,11 +55,15 @@ def run(
     wide = ticks.reshape(len(program.rank), -1) if len(ticks) else np.zeros((0, 1), np.int64)
     if wide.shape[1] not in (1, program.num_tiles) or (wide < 0).any():
         raise ProgramError(f"{ticks.shape} ticks do not fit {len(program)} ops, or are negative")
+    if traffic is not None and folding is not None and len(folding.tiles) < program.num_tiles:
+        raise ProgramError(
+            "flows that share links cannot be folded: they meet those of other tiles"
+        )
     chosen = folding or Folding.none(program)
     size = 16 * len(program.rank) * len(chosen.tiles)
     require(size, f"running {len(program):,} ops", "let ranks fold, or simulate fewer steps")
     module = import_module(f"simulator.engine.{engine}")
-    timeline: Timeline = module.run(program, wide, chosen)
+    timeline: Timeline = module.run(program, wide, chosen, traffic)
     return timeline
 
 

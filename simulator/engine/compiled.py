@@ -11,13 +11,18 @@ from simulator.kernels.one_pass import one_pass
 from simulator.lower.check import deadlock_of
 from simulator.program import NONE, Int32, Int64, Program
 from simulator.timeline import Timeline
+from simulator.traffic import Traffic
 
 CELLS = 50_000_000
 """Ops between two moments in which an interrupt is heard (about half a second)."""
 
 
-def run(program: Program, ticks: Int64, folding: Folding) -> Timeline:
+def run(
+    program: Program, ticks: Int64, folding: Folding, traffic: Traffic | None = None
+) -> Timeline:
     """Return when every op started and ended; see `simulator.engine.run`."""
+    if traffic is not None:
+        return events.run(program, ticks, folding, traffic)
     ((start, end),) = run_sets(program, ticks_of_columns(ticks, folding), folding, 1)
     return timeline_of(program, folding, start, end)
 

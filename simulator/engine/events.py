@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from simulator.engine import compiled
 from simulator.engine.fold import Folding
@@ -10,25 +13,31 @@ from simulator.errors import DeadlockError
 from simulator.lower.check import explain_deadlock
 from simulator.program import NONE, Int32, Int64, Program
 from simulator.timeline import Timeline
+from simulator.traffic import Traffic
 
 BUDGET = 5_000_000
 """Ops between two moments in which an interrupt is heard (about a second)."""
 
 
-def run(program: Program, ticks: Int64, folding: Folding) -> Timeline:
+def run(
+    program: Program, ticks: Int64, folding: Folding, traffic: Traffic | None = None
+) -> Timeline:
     """Return when every op started and ended; see `simulator.engine.run`."""
     classes = compiled.classes_of_columns(program, folding)
-    start, end = times(program, compiled.ticks_of_columns(ticks, folding), classes)
+    start, end = times(program, compiled.ticks_of_columns(ticks, folding), classes, traffic)
     return compiled.timeline_of(program, folding, start, end)
 
 
-def times(program: Program, ticks: Int64, classes: Int32) -> tuple[Int64, Int64]:
+def times(
+    program: Program, ticks: Int64, classes: Int32, traffic: Traffic | None = None
+) -> tuple[Int64, Int64]:
     """Return start and end (rows, columns) by events.
 
     Args:
         program: what to run.
         ticks: (rows, columns or 1).
         classes: (partitions, columns): which columns meet in the joint ops of a partition.
+        traffic: what flows put on links; without it all of them take fixed times.
 
     Raises:
         DeadlockError: when ops are left that can never start.
@@ -52,24 +61,77 @@ def times(program: Program, ticks: Int64, classes: Int32) -> tuple[Int64, Int64]
     slot = program.slot if len(program.slot) else np.full(rows, NONE, np.int32)
     free, queue_offset = _desks(program, slot, columns)
     running = _most_running(program) * columns
-    state = np.zeros(3, np.int64)
-    arguments = (
-        state, waiting, missing, next_offset, nexts, program.joint, members.offset, members.ranks,
+    flows = traffic or Traffic.none()
+    longest = int(np.diff(flows.offset).max(initial=0))
+    state = np.array([0, 0, 0, 0, 0, running, longest, 0], np.int64)
+    fixed = (
+        waiting, missing, next_offset, nexts, program.joint, members.offset, members.ranks,
         program.partition, classes, class_offset, np.argsort(classes, axis=1, kind="stable"),
         slot, free, queue_offset, np.zeros(len(free), np.int64),
         np.empty(queue_offset[-1], np.int64), np.empty(queue_offset[-1], np.int64),
-        np.empty(running, np.int64), np.empty(running, np.int64),
-        np.empty(rows * columns, np.int64), ticks, start, end,
     )  # fmt: skip
-    done, ended = 0, BUDGET
-    while ended >= BUDGET:
-        ended = run_events(BUDGET, *arguments)
-        done += ended
+    rest = (
+        np.empty(rows * columns, np.int64), np.empty(max(_most_ended(program, sizes), 1), np.int64),
+        ticks, start, end, *_flow_arguments(flows, columns),
+    )  # fmt: skip
+    heap = np.empty((2, running if traffic is None else 4 * running + 64), np.int64)
+    room = _Nodes(longest)
+    done = 0
+    while True:
+        done += run_events(BUDGET, state, *fixed, heap[0], heap[1], room.pool, room.nodes, *rest)
+        if state[7]:
+            heap = np.concatenate([heap, np.empty_like(heap)], axis=1)
+            room.double()
+        elif state[0] == 0:
+            break
     if done < start.size:
         stuck = (end == NONE).any(axis=0)
-        ended = end[:, int(np.argmax(stuck))] != NONE
-        raise DeadlockError(explain_deadlock(program.flat, np.repeat(ended, program.num_tiles)))
+        has_ended = end[:, int(np.argmax(stuck))] != NONE
+        raise DeadlockError(explain_deadlock(program.flat, np.repeat(has_ended, program.num_tiles)))
     return start, end
+
+
+class _Nodes:
+    """Room for the nodes of the lists in `simulator.kernels.links`: a pool that can grow."""
+
+    def __init__(self, longest: int) -> None:
+        self.nodes = np.empty((0, 5), np.int64)
+        self.pool = np.array([NONE, 0], np.int64)
+        self._add(max(1024, 4 * longest) if longest else 0)
+
+    def _add(self, count: int) -> None:
+        first = len(self.nodes)
+        fresh = np.full((count, 5), NONE, np.int64)
+        fresh[:, 2] = np.append(np.arange(first + 1, first + count), self.pool[0])[:count]
+        self.nodes = np.concatenate([self.nodes, fresh])
+        if count:
+            self.pool[:] = first, self.pool[1] + count
+
+    def double(self) -> None:
+        """Make as much room again."""
+        self._add(len(self.nodes))
+
+
+def _flow_arguments(flows: Traffic, columns: int) -> tuple[npt.NDArray[Any], ...]:
+    """Return demands, and the state of every flow and link, as the kernel takes them."""
+    wide = np.full((len(flows.demand), columns), NONE, np.int32)  # as the kernel numbers flows
+    wide[:, : flows.demand.shape[1]] = flows.demand[:, :columns]
+    demand = wide.ravel()
+    count, links = len(demand), len(flows.capacity)
+    return (
+        demand, flows.offset, flows.links, flows.coefficient, flows.weight, flows.limit, flows.solo,
+        flows.size, flows.capacity, np.zeros(links), np.zeros(links), np.zeros(links, np.int64),
+        np.zeros(count), np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.int64),
+        np.zeros(count, np.int64), np.zeros(count, np.bool_), np.full(count, NONE, np.int64),
+        np.full(links, NONE, np.int64), np.zeros(count, np.bool_), np.zeros(count, np.int64),
+        np.zeros(count, np.bool_), np.zeros(count, np.int64),
+    )  # fmt: skip
+
+
+def _most_ended(program: Program, sizes: Int64) -> int:
+    """Return the members of the largest joint op."""
+    rows = np.diff(program.joint_members.offset)
+    return int((rows * sizes.max(axis=1)[program.partition]).max(initial=1))
 
 
 def _desks(program: Program, slot: Int32, columns: int) -> tuple[Int64, Int64]:

@@ -6,20 +6,20 @@ whole picoseconds: every delay is an int, so sums are exact.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import numpy as np
 import simpy
-from simpy.events import EventPriority
 
 from simulator.budget import require
+from simulator.engine.contention import Desks, Network
 from simulator.engine.fold import Folding
 from simulator.errors import DeadlockError
 from simulator.lower.check import explain_deadlock
-from simulator.program import NONE, Int64, Program
+from simulator.program import NONE, Int32, Int64, Program
 from simulator.timeline import Timeline
+from simulator.traffic import Traffic
 
 BYTES_PER_OP = 800
 """Of an op's event and its share of a process (measured: 767 bytes an op of 0.7 M)."""
@@ -33,6 +33,8 @@ class _Meeting:
     def __init__(self, env: simpy.Environment, members: int) -> None:
         self.missing = members
         self.begun = env.event()
+        self.moved = env.event()
+        """That its bytes have moved, where it shares links."""
 
     def arrive(self) -> simpy.Event:
         """Tell that one more member is ready; return what happens when all are."""
@@ -42,65 +44,36 @@ class _Meeting:
         return self.begun
 
 
-class _Desks:
-    """Servers that ops queue for: first come first served, ties in order of op id.
-
-    Servers are granted when a tick has come to rest: after every op that ends at that tick has
-    freed its own, and every op that is ready because of it has asked.
-    """
-
-    AFTER_ALL_ELSE = EventPriority(2)
-    """SimPy's priority for what happens last at a tick; ordinary events have 1."""
-
-    def __init__(self, env: simpy.Environment, servers: Sequence[int]) -> None:
-        self.env = env
-        self.free = list(servers)
-        self.queues: list[list[tuple[Any, ...]]] = [[] for _ in servers]
-        self.due = False
-
-    def request(self, desk: int, op: int) -> simpy.Event:
-        """Ask for a server; return what happens when one is granted."""
-        granted = self.env.event()
-        heapq.heappush(self.queues[desk], (self.env.now, op, granted))
-        self._grant_later()
-        return granted
-
-    def release(self, desk: int) -> None:
-        """Give a server back."""
-        self.free[desk] += 1
-        self._grant_later()
-
-    def _grant_later(self) -> None:
-        if not self.due:
-            self.due = True
-            rest = self.env.event()
-            rest.callbacks.append(self._grant)
-            rest._ok, rest._value = True, None
-            self.env.schedule(rest, priority=self.AFTER_ALL_ELSE)
-
-    def _grant(self, _rest: simpy.Event) -> None:
-        self.due = False
-        for desk, queue in enumerate(self.queues):
-            while self.free[desk] and queue:
-                self.free[desk] -= 1
-                heapq.heappop(queue)[2].succeed()
-
-
 class _Run:
-    """One run of a program: its clock, who has ended, who meets and who queues."""
+    """One run of a program: its clock, who has ended, who meets, who queues, what flows."""
 
-    def __init__(self, program: Program, ticks: Int64) -> None:
+    def __init__(self, program: Program, ticks: Int64, traffic: Traffic, demand: Int32) -> None:
         self.program = program
         self.ticks: list[int] = ticks.tolist()
         self.slot = program.slot.tolist() or [NONE] * len(program)
         self.env = simpy.Environment()
         self.ended = [self.env.event() for _ in range(len(program))]
-        self.desks = _Desks(self.env, program.servers)
+        self.desks = Desks(self.env, program.servers)
+        self.network = Network(self.env, traffic, demand)
         self.meetings = [
             _Meeting(self.env, size) for size in np.diff(program.joint_members.offset).tolist()
         ]
         self.start = np.full(len(program), NONE, np.int64)
         self.end = np.full(len(program), NONE, np.int64)
+
+    def is_fluid(self, op: int) -> bool:
+        """Return whether an op is a member of a flow that shares links."""
+        joint = self.program.joint[op]
+        return bool(joint != NONE and self.network.demand[joint] != NONE)
+
+    def flow(self, joint: int) -> Process:
+        """A flow that shares links: its members meet, it waits its latency, its bytes move."""
+        meeting, members = self.meetings[joint], self.program.joint_members[joint].tolist()
+        yield meeting.begun
+        if latency := max(self.ticks[op] for op in members):
+            yield self.env.timeout(latency)
+        yield self.network.transfer(joint)
+        meeting.moved.succeed()
 
     def stream(self, ops: Iterable[int]) -> Process:
         """One in-order stream: each op waits for its inputs, meets its partners, holds, ends."""
@@ -112,7 +85,9 @@ class _Run:
             if self.slot[op] != NONE:
                 yield self.desks.request(self.slot[op], op)
             self.start[op] = self.env.now
-            if self.ticks[op]:
+            if self.is_fluid(op):
+                yield self.meetings[self.program.joint[op]].moved
+            elif self.ticks[op]:
                 yield self.env.timeout(self.ticks[op])
             self.end[op] = self.env.now
             self.ended[op].succeed()
@@ -120,7 +95,9 @@ class _Run:
                 self.desks.release(self.slot[op])
 
 
-def run(program: Program, ticks: Int64, _folding: Folding) -> Timeline:
+def run(
+    program: Program, ticks: Int64, _folding: Folding, traffic: Traffic | None = None
+) -> Timeline:
     """Return when every op started and ended; every rank runs, folded or not.
 
     Raises:
@@ -130,9 +107,13 @@ def run(program: Program, ticks: Int64, _folding: Folding) -> Timeline:
     require(size, what, "use the compiled engine")
     flat = program.flat
     wide = np.broadcast_to(ticks, (len(program.rank), program.num_tiles))
-    now = _Run(flat, wide.ravel())
+    flows = traffic or Traffic.none()
+    demand = _demands(program, flows)
+    now = _Run(flat, wide.ravel(), flows, demand)
     for ops in _streams(flat):
         now.env.process(now.stream(ops))
+    for joint in np.flatnonzero(demand != NONE).tolist():
+        now.env.process(now.flow(joint))
     now.env.run()
     if (now.end == NONE).any():
         raise DeadlockError(explain_deadlock(flat, now.end != NONE))
@@ -140,6 +121,16 @@ def run(program: Program, ticks: Int64, _folding: Folding) -> Timeline:
         return Timeline(now.start, now.end)
     shape = wide.shape
     return Timeline(now.start.reshape(shape), now.end.reshape(shape), np.arange(shape[1]))
+
+
+def _demands(program: Program, flows: Traffic) -> Int32:
+    """Return the demand of each joint op of the flat program, or NONE."""
+    if not len(flows.demand):
+        return np.full(len(program.flat.joint_group), NONE, np.int32)
+    width = program.classes.max(axis=1)[program.partition] + 1
+    present = np.arange(flows.demand.shape[1]) < width[:, None]
+    by_joint: Int32 = flows.demand[present]
+    return by_joint
 
 
 def _streams(program: Program) -> list[list[int]]:

@@ -57,12 +57,17 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def prepared_numba() -> Any:
-    """Return numba with a cache folder that can be written, after telling of a first compile."""
-    folder = _cache_folder()
+    """Return numba with a cache folder that can be written, after telling of a first compile.
+
+    Kernels call those of other files, whose changes numba does not notice: each state of the files
+    has a folder of its own.
+    """
+    folder = _cache_folder() / _fingerprint()
+    folder.mkdir(exist_ok=True)
     os.environ.setdefault("NUMBA_CACHE_DIR", str(folder))
     import numba
 
-    mark = folder / f"compiled-{_fingerprint(numba.__version__)}"
+    mark = folder / f"compiled-{numba.__version__}"
     if not mark.exists():
         LOGGER.warning("compiling the engine for this machine, once; this takes some seconds")
         mark.touch()
@@ -81,8 +86,8 @@ def _cache_folder() -> Path:
     return folder
 
 
-def _fingerprint(version: str) -> str:
-    """Return what changes when compiled code must be made anew."""
+def _fingerprint() -> str:
+    """Return what changes when a kernel has changed, and compiled code must be made anew."""
     here = Path(__file__).parent
     stamp = [f"{path}{path.stat().st_mtime_ns}" for path in sorted(here.glob("*.py"))]
-    return hashlib.sha256(f"{version}{stamp}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{stamp}".encode()).hexdigest()[:16]
