@@ -9,7 +9,7 @@ from simulator.engine import Folding, fold, run
 from simulator.errors import DescriptionError
 from simulator.hardware import price
 from simulator.lower import Actions, lower, lower_schedule
-from simulator.report.result import Result
+from simulator.report.result import Moves, Result
 from simulator.schedules import BUBBLE_FRACTION, actions_of, read_actions, schedule_name
 from simulator.units import to_ticks
 
@@ -28,11 +28,19 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
     """
     program = lower(scenario)
     ticks = price(program, scenario.cluster)
+    traffic = None
+    if scenario.run.network == "fluid":
+        from simulator.hardware.contention import contended  # builds the fabric
+
+        ticks, traffic = contended(program, ticks, scenario.cluster)
+        folded = False  # flows of all replicas meet on links
     folding = fold(program, ticks) if folded else Folding.none(program)
-    timeline = run(program, ticks, engine, folding)
+    timeline = run(program, ticks, engine, folding, traffic)
     plan = scenario.plan
     notes = pipeline_notes(plan.schedule, plan.pp, scenario.num_microbatches)
-    return Result(program, timeline, scenario, (*notes, *filter(None, [folding.reason])))
+    notes = (*notes, *filter(None, [folding.reason]))
+    moves = Moves(traffic, ticks) if traffic is not None else None
+    return Result(program, timeline, scenario, notes, moves)
 
 
 def simulate_schedule(

@@ -16,6 +16,7 @@ LAYERS = (
     ("budget",),
     ("kernels",),
     ("program", "timeline", "files"),
+    ("traffic",),
     ("schedules", "program_text"),
     ("describe",),
     ("lower",),
@@ -35,7 +36,7 @@ DOORS = {
     "networkx": {"hardware/fabric.py"},
     "matplotlib": {"report/plots.py", "report/palette.py"},
     "pandas": {"report/result.py"},
-    "simpy": {"engine/reference.py"},
+    "simpy": {"engine/reference.py", "engine/contention.py"},
 }
 EVERYWHERE = {"numpy"}
 

@@ -60,6 +60,8 @@ class Run:
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "adamw"
     attention: Literal["flash", "unfused"] = "flash"
     """`flash` never writes the score matrix to memory; `unfused` writes and keeps it."""
+    network: Literal["alpha-beta", "fluid"] = "alpha-beta"
+    """`alpha-beta`: every flow takes its time alone; `fluid`: flows share links they meet on."""
     num_steps: Count = 2
     """Optimizer steps simulated; the last one is reported as the steady state."""
     detail: Literal["stage", "layer", "kernel"] = "layer"

@@ -7,6 +7,7 @@ adapters of the devices that take part.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.describe.cluster import Cluster
-from simulator.hardware.nccl import COLLECTIVES, choices
+from simulator.hardware.nccl import COLLECTIVES, Choice, choices
 from simulator.hardware.nccl_constants import HARDWARE_LATENCY_US
 from simulator.hardware.nccl_models import US, Group
 from simulator.program import Flow, Groups
@@ -85,13 +86,18 @@ def group_of(shape: GroupShape, cluster: Cluster) -> Group:
     )
 
 
-def collective_seconds(name: str, size: float, shape: GroupShape, cluster: Cluster) -> float:
-    """Return the seconds of a collective as NCCL would run it, or as the cluster forces it."""
+def collective_choice(name: str, size: float, shape: GroupShape, cluster: Cluster) -> Choice:
+    """Return how NCCL would run a collective, or how the cluster forces it."""
     group = group_of(shape, cluster)
     forced = choices(
         name, size, group, algorithm=cluster.nccl_algorithm, protocol=cluster.nccl_protocol
     )
-    return (forced or choices(name, size, group))[0].seconds
+    return (forced or choices(name, size, group))[0]
+
+
+def collective_seconds(name: str, size: float, shape: GroupShape, cluster: Cluster) -> float:
+    """Return the seconds of a collective as NCCL would run it, or as the cluster forces it."""
+    return collective_choice(name, size, shape, cluster).seconds
 
 
 def send_recv_seconds(size: float, shape: GroupShape, cluster: Cluster) -> float:
@@ -116,3 +122,38 @@ def flow_seconds(flow: Flow, shape: GroupShape, cluster: Cluster) -> float:
     if flow.seconds is not None:
         return flow.seconds
     return flow.count * MODELS[flow.name](flow.bytes, shape, cluster)
+
+
+class FlowModel(NamedTuple):
+    """A flow as a latency and, after it, bytes that move at a rate."""
+
+    algorithm: str
+    """How its bytes are laid on links, a key of `patterns.PATTERNS`; SEND for a message."""
+    latency: float
+    """Seconds before its bytes move."""
+    bytes_per_s: float
+    """Rate of its payload when nothing is in its way."""
+
+
+def flow_model(flow: Flow, shape: GroupShape, cluster: Cluster) -> FlowModel:
+    """Return a flow's time taken apart: that of nothing, and of its bytes.
+
+    A flow of a stated duration, of one rank or of no bytes is all latency.
+    """
+    seconds = flow_seconds(flow, shape, cluster)
+    if flow.seconds is not None or shape.ranks == 1 or not flow.bytes:
+        return FlowModel("NONE", seconds, math.inf)
+    if flow.name == "send_recv":
+        algorithm, nothing = "SEND", send_recv_seconds(0.0, shape, cluster)
+    else:
+        chosen = collective_choice(flow.name, flow.bytes, shape, cluster)
+        algorithm = chosen.algorithm
+        (empty, *_) = choices(
+            flow.name, 0.0, group_of(shape, cluster), algorithm=algorithm, protocol=chosen.protocol
+        )
+        nothing = min(empty.seconds, chosen.seconds)
+        if algorithm == "RING" and flow.name in ("broadcast", "reduce"):
+            algorithm = "CHAIN"
+    latency = flow.count * nothing
+    moving = max(seconds - latency, 1e-12)
+    return FlowModel(algorithm, latency, flow.count * flow.bytes / moving)

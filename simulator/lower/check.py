@@ -162,7 +162,8 @@ def _blocker(program: Program, op: int, done: npt.NDArray[np.bool_]) -> tuple[st
             return "needs the result of", pred
     # It has arrived: another member of its joint op has not.
     members = program.joint_members[int(program.joint[op])].tolist()
-    return "waits to meet", next(m for m in members if m != op and _held(program, m, done))
+    held = [m for m in members if m != op and _held(program, m, done)]
+    return ("waits to meet", held[0]) if held else ("waits for its links, as does", op)
 
 
 def _held(program: Program, op: int, done: npt.NDArray[np.bool_]) -> bool:

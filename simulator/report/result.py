@@ -15,13 +15,24 @@ from simulator.program import ACTIONS, NONE, Int64, Program
 from simulator.report.breakdown import Breakdown, breakdown
 from simulator.report.memory import MemoryTimeline, memory_over_time
 from simulator.timeline import Timeline
+from simulator.traffic import Traffic
 from simulator.units import TICKS_PER_SECOND, to_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from simulator.report.links import LinkUse
     from simulator.report.plots import Plots
     from simulator.report.summary import Summary
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """What flows put on links that they share, and how long each waits before it does."""
+
+    traffic: Traffic
+    latency: Int64
+    """(rows, tiles) ticks between the start of a flow and its bytes' first move."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +47,8 @@ class Result:
     """What was simulated; None for a bare schedule."""
     notes: tuple[str, ...] = ()
     """Warnings that the description itself gives rise to, and what was folded."""
+    moves: Moves | None = None
+    """What was on links, where they were shared."""
 
     @property
     def program(self) -> Program:
@@ -106,6 +119,17 @@ class Result:
     def memory(self) -> MemoryTimeline:
         """Activations over time."""
         return memory_over_time(self.tiled, self.times)
+
+    @cached_property
+    def links(self) -> LinkUse:
+        """How busy links were during the last step.
+
+        Raises:
+            ValueError: when flows did not share links (`run.network` is "alpha-beta").
+        """
+        from simulator.report.links import link_use
+
+        return link_use(self)
 
     @cached_property
     def peak_memory_bytes(self) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -127,6 +127,13 @@ def _bottleneck(shares: dict[str, float], peak: float, capacity: float) -> str:
     return f"{OWNERS[owner]}: {shares[owner]:.1%} of the step"
 
 
+NETWORK = {
+    "alpha-beta": "every rank has its even share of its node's adapters, and no flow meets another",
+    "fluid": "flows that meet on a link share it fairly (max-min), at once and without loss",
+}
+"""What each network model assumes."""
+
+
 def assumptions(s: Scenario) -> list[str]:
     """Return what was assumed that moves the answer and that the scenario does not say."""
     device, plan = s.cluster.node.device, s.plan
@@ -142,8 +149,8 @@ def assumptions(s: Scenario) -> list[str]:
     ]
     if s.cluster.world_size > 1:
         out.append(
-            "collectives run as NCCL's cost model chooses, or as the cluster forces; every rank "
-            "has its even share of its node's adapters, and no flow meets another"
+            "collectives run as NCCL's cost model chooses, or as the cluster forces; "
+            + NETWORK[s.run.network]
         )
     if plan.pp > 1:
         out.append("sends and receives overlap computation; receives are posted ahead")

@@ -47,6 +47,7 @@ def result_text(result: Result) -> str:
         *_numbers(result, result.summary),
         "",
         _stage_table(result),
+        *_busiest_links(result),
         "",
         "assumed:",
         *(f"  - {line}" for line in assumptions(result.scenario)),
@@ -97,6 +98,14 @@ def _numbers(result: Result, summary: Summary) -> list[str]:
         "  owners      "
         + ", ".join(f"{OWNERS[k]} {v:.1%}" for k, v in summary.shares.items() if v >= 0.0005),
     ]
+
+
+def _busiest_links(result: Result) -> list[str]:
+    if result.moves is None:
+        return []
+    from simulator.report.links import links_text
+
+    return ["", "busiest links", links_text(result.links, 5)]
 
 
 def _stage_of_rank(result: Result) -> np.ndarray[Any, Any]:
@@ -197,6 +206,10 @@ def result_dict(result: Result) -> dict[str, Any]:
         }
     out["notes"] = list(result.notes)
     out["num_ops"] = len(result.tiled)
+    if result.moves is not None:
+        from simulator.report.links import links_dict
+
+        out["links"] = links_dict(result.links)
     out["ranks"] = {
         "bubble_fraction": b.bubble_fraction.tolist(),
         "exposed_communication_s": (b.of(*COMMUNICATION) / TICKS_PER_SECOND).tolist(),
