@@ -55,7 +55,7 @@ def cli() -> None:
     "plots",
     multiple=True,
     metavar="[NAME=]FILE",
-    help="Draw pipeline (the default), breakdown or memory (repeatable).",
+    help="Draw pipeline (the default), breakdown, memory, links or topology (repeatable).",
 )
 @click.option(
     "--trace-ranks",

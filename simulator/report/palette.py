@@ -255,7 +255,7 @@ def _columns(labels: Sequence[str], points: float) -> int:
     around = 9 * (LEGEND["handlelength"] + LEGEND["handletextpad"] + LEGEND["columnspacing"])
     entry = [text_width(label, 9) + around for label in labels]
     if sum(entry) <= points:
-        return len(labels)
+        return max(1, len(labels))
     most = max(1, int(points / max(entry)))
     return -(-len(labels) // -(-len(labels) // most))
 
