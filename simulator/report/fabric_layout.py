@@ -32,7 +32,7 @@ STEP = 0.37
 BOX = 0.26
 BAR = 0.22
 """Height of a switch."""
-RISE = 0.62
+RISE = 0.75
 """From one row to the next."""
 BESIDE = 0.055
 """How far from the middle of a box two wires that rise side by side lie."""
@@ -66,6 +66,8 @@ class Drawing:
     """What lies at some heights."""
     captions: list[tuple[float, float, str]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    dense: bool = False
+    """Whether wires cross so often that they must be thin."""
 
     def extent(self) -> tuple[float, float, float, float]:
         """Return left, right, bottom and top of everything."""
@@ -125,21 +127,23 @@ def _node(drawing: Drawing, fabric: Fabric, node: int, left: float) -> float:
         names = {i: f"{name}/gpu{i}" for i in range(count)}
         _grid(drawing, cluster.node.shape, names, (left, 0.0), ranks)
     else:
-        spots = SPOTS.get(layout, _in_a_row)(min(count, MAX_DEVICES))
+        ring = layout == "full-mesh" and cluster.num_nodes > 1  # its adapters need room above
+        spots = SPOTS.get("" if ring else layout, _in_a_row)(min(count, MAX_DEVICES))
         for i, (x, y) in enumerate(spots):
             label = ranks.get(f"{name}/gpu{i}", "")
             drawing.boxes[f"{name}/gpu{i}"] = Box(left + x, y, BOX, BOX, label, "gpu")
+        drawing.dense = layout == "full-mesh"
     mine = {k: box for k, box in drawing.boxes.items() if k not in before}
-    start, right = left - BOX / 2, max(b.x + b.width / 2 for b in mine.values())
+    start, right = left - STEP / 2, max(b.x for b in mine.values()) + STEP / 2
     top = max(b.y for b in mine.values())
     if top == 0.0:
         drawing.rows[0.0] = "devices"
     top = _switches(drawing, fabric, name, mine, top)
     if cluster.num_nodes > 1:
-        _adapters(drawing, cluster, name, (start, right, top + RISE), len(mine))
+        _adapters(drawing, fabric, name, (start, right, top + RISE), len(mine))
     lowest = min(b.y for b in mine.values()) - 0.36 - _hang(fabric, len(mine))
     drawing.captions.append(((start + right) / 2, lowest, name))
-    return right + BOX / 2
+    return right
 
 
 def _hang(fabric: Fabric, devices: int) -> float:
@@ -147,7 +151,10 @@ def _hang(fabric: Fabric, devices: int) -> float:
     node = fabric.cluster.node
     ends = [edge for edge in node.edges if edge.a[:3] == edge.b[:3] == "gpu"]
     spans = [abs(int(e.a[3:]) - int(e.b[3:])) for e in ends]
-    return bulge(STEP * min(max(spans), devices)) / 2 if spans else 0.0
+    if node.layout == "full-mesh" and fabric.cluster.num_nodes > 1:
+        spans = [devices - 1]
+    longest = min(max(spans, default=0), devices - 1)
+    return bulge(STEP * longest) / 2 if longest > 1 else 0.0
 
 
 def _in_a_row(count: int) -> list[Point]:
@@ -180,6 +187,7 @@ def _grid(
     deep = len(shape) > 2
     wide = 1.05 if deep and shape[-3] > 1 else 0.62
     axes = [(wide, 0.0), (0.0, -wide), (0.3, 0.26)]
+    drawing.dense = deep
     drawing.along = [*reversed(axes[: len(shape)])]
     most = [1] * max(0, len(shape) - 3) + [MAX_NODES] * deep + [MAX_EXTENT] * min(2, len(shape))
     rows = min(shape[-2], MAX_EXTENT) if len(shape) > 1 else 1
@@ -225,23 +233,35 @@ def _switches(
             if not apart:
                 width = (high - low) / len(spans)
                 a, b = low + i * width + 0.04, low + (i + 1) * width - 0.04
-            drawing.boxes[f"{node}/{name}"] = Box((a + b) / 2, y, b - a, BAR, name, "switch")
-        drawing.rows[y] = "switches" if len(row) > 1 else "switch"
+            label = name if len(row) > 1 else ""  # wires may cross it: its name stands beside
+            drawing.boxes[f"{node}/{name}"] = Box((a + b) / 2, y, b - a, BAR, label, "switch")
+        drawing.rows[y] = "switches" if len(row) > 1 else row[0][0]
     return y
 
 
 def _adapters(
-    drawing: Drawing, cluster: Cluster, node: str, at: tuple[float, float, float], devices: int
-) -> None:
-    """Spread the adapters of the devices that are drawn over the width of their node."""
+    drawing: Drawing, fabric: Fabric, node: str, at: tuple[float, float, float], devices: int
+) -> None:  # fmt: skip
+    """Spread the adapters of the drawn devices over their node, or over the switch of each."""
     start, right, y = at
-    total = cluster.node.nic.count
-    shown = min(total, max(1, math.ceil(total * devices / cluster.node.num_devices)))
-    step = (right - start) / shown
+    total, count = fabric.cluster.node.nic.count, fabric.cluster.node.num_devices
+    shown = min(total, max(1, math.ceil(total * devices / count)))
+    groups: dict[str, list[str]] = {}
+    ends = [fabric.node_wires.tail.tolist(), fabric.node_wires.head.tolist()]
+    near = {fabric.inside[a]: fabric.inside[b] for a, b in zip(*ends, strict=True)}
     for j in range(shown):
-        x = start + (j + 0.5) * step
-        width = min(BOX, 0.9 * step)
-        drawing.boxes[f"{node}/nic{j}"] = Box(x, y, width, 0.2, str(j), "nic")
+        switch = f"{node}/{near.get(f'nic{j}')}"
+        above = switch in drawing.boxes and drawing.boxes[switch].kind == "switch"
+        groups.setdefault(switch if above else "", []).append(f"nic{j}")
+    for switch, names in groups.items():
+        low, wide = start, right - start
+        if switch:  # not above its middle, where its own wire rises
+            box = drawing.boxes[switch]
+            low, wide = box.x - box.width / 2, box.width
+        shift = 0.75 if switch and box.label and len(names) % 2 else 0.5
+        for i, name in enumerate(names):
+            x, width = low + (i + shift) * wide / len(names), min(BOX, 0.9 * wide / len(names))
+            drawing.boxes[f"{node}/{name}"] = Box(x, y, width, 0.2, name[3:], "nic")
     drawing.rows[y] = "adapters"
 
 
@@ -264,13 +284,13 @@ def _trunks(drawing: Drawing, graph: networkx.DiGraph[str], fabric: Fabric) -> N
         total = sum(t == tier for t in tiers.values())
         row = row[:fits]
         if len(row) < total:
-            drawing.left_out.append(f"{total - len(row)} of {total} switches {kind}")
+            drawing.left_out.append(f"{total - len(row)} of {total} {kind} switches")
         step = (right - left) / len(row)
         for i, name in enumerate(row):
             width = right - left if len(row) == 1 else widest
             box = Box(left + (i + 0.5) * step, y, width, BAR, name, "trunk")
             drawing.boxes[name] = box
-        drawing.rows[y] = "switches" if len(row) > 1 else "switch"
+        drawing.rows[y] = "switches" if len(row) > 1 else kind
 
 
 def _tiers(graph: networkx.DiGraph[str], switches: set[str]) -> dict[str, int]:
@@ -286,7 +306,7 @@ def _tiers(graph: networkx.DiGraph[str], switches: set[str]) -> dict[str, int]:
 
 def bulge(distance: float) -> float:
     """Return how far off the line a bent wire's control point lies."""
-    return min(0.35 + 0.3 * distance, 1.3)
+    return min(0.2 + 0.5 * distance, 1.8)
 
 
 def wire(drawing: Drawing, a: str, b: str) -> list[list[Point]]:
@@ -304,14 +324,13 @@ def wire(drawing: Drawing, a: str, b: str) -> list[list[Point]]:
 def _rising(low: Box, high: Box) -> list[Point]:
     """Lead straight up where a box lies below a wide one, else from middle to middle."""
     foot, head = (low.x, low.y), (high.x, high.y)
-    if high.width > 2 * BOX and low.width <= high.width and high.label and high.kind != "nic":
+    if high.width > 2 * BOX and low.width <= high.width and high.kind != "nic":
         inside = abs(low.x - high.x) <= high.width / 2
         side = BESIDE if low.kind == "gpu" and high.kind == "switch" else 0.0
         if inside and (high.kind == "switch" or high.width > 2):
             return [(low.x - side, low.y), (low.x - side, high.y)]
-    if low.width > 2 * BOX and low.width > high.width and low.kind == "switch":
-        if abs(low.x - high.x) < low.width / 2:
-            return [(high.x, low.y), (high.x, high.y)]
+    if low.kind == "switch" and high.kind == "nic" and abs(low.x - high.x) < low.width / 2:
+        return [(high.x, low.y), (high.x, high.y)]
     if low.kind == "gpu" and high.kind == "nic":
         return [(foot[0] + BESIDE, foot[1]), (head[0] + BESIDE, head[1])]
     return [foot, head]

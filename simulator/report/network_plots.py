@@ -39,6 +39,8 @@ LINES = LinearSegmentedColormap.from_list("lines", HEAT(np.linspace(0.15, 1.0, 6
 
 NEUTRAL = "#8a8a8a"
 BOXES = {"gpu": "#ffffff", "switch": "#e4e4e4", "nic": "#fbf3d0", "trunk": "#e4e4e4"}
+LOWER = 0.3
+"""Inches that a time axis would take."""
 WIDEST = 5.0
 """Points of the line of the fastest link; others by the root of their rate."""
 
@@ -105,6 +107,8 @@ def _colour_bar(
     tall = min(box.height, 2.6 / height)
     where = (box.x1 + inches / width, box.y1 - tall, 0.13 / width, tall)
     bar = figure.colorbar(shades, cax=figure.add_axes(where))
+    ticks = np.linspace(0, shades.norm.vmax or 100.0, 6).tolist()
+    bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     bar.set_label(label)
     bar.outline.set_linewidth(0.5)  # type: ignore[operator]
 
@@ -129,10 +133,11 @@ def topology(result: Result, path: str | Path | None = None) -> Figure:
     with palette.style():
         room = max(right - left + 0.5, 5.5)
         figure, (ax,) = palette.sheet(
-            room, [top - bottom + 0.35], titles=_titles(result, drawing),
+            room, [top - bottom + 0.35 - LOWER], titles=_titles(result, drawing),
             handles=_widths(rates, fabric, drawing), labels=[*drawing.rows.values(), "0"],
             right=1.3 if use else 0.25,
         )  # fmt: skip
+        _lower(figure, ax)
         middle = (left + right) / 2
         ax.set(xlim=(middle - room / 2, middle + room / 2), ylim=(bottom - 0.15, top + 0.2))
         ax.set(yticks=list(drawing.rows), yticklabels=list(drawing.rows.values()), xticks=[])
@@ -146,6 +151,12 @@ def topology(result: Result, path: str | Path | None = None) -> Figure:
         if use:
             _colour_bar(figure, ax, shades, "mean use in the step (%)", 0.2)
     return palette.save(figure, path)
+
+
+def _lower(figure: Figure, ax: Axes) -> None:
+    """Let an axis without a time axis use the room for it."""
+    box, tall = ax.get_position(), LOWER / figure.get_size_inches()[1]
+    ax.set_position((box.x0, box.y0 - tall, box.width, box.height + tall))
 
 
 def wires_drawn(
@@ -187,18 +198,22 @@ def _titles(result: Result, drawing: Drawing) -> list[str]:
     return [palette.titles_of(result)[0], "; ".join(filter(None, notes))]
 
 
-def _width(rate: float, fastest: float) -> float:
-    return max(0.8, WIDEST * float(np.sqrt(rate / fastest)))
+def _width(drawing: Drawing, rate: float, fastest: float) -> float:
+    widest = WIDEST * (0.4 if drawing.dense else 1.0)
+    return max(0.8, widest * float(np.sqrt(rate / fastest)))
 
 
 def _widths(
     rates: dict[tuple[str, str], float], fabric: Fabric, drawing: Drawing
 ) -> list[Line2D]:
     """Return the legend's lines: some rates, and failed links where there are any."""
-    every = sorted(set(rates.values()), reverse=True)
+    every: list[float] = []
+    for rate in sorted(rates.values(), reverse=True):
+        if not every or rate < 0.95 * every[-1]:  # lines that look alike have one entry
+            every.append(rate)
     some = [every[i] for i in sorted({round(x) for x in np.linspace(0, len(every) - 1, 5)})]
     handles = [
-        Line2D([], [], color=NEUTRAL, lw=_width(rate, every[0]),
+        Line2D([], [], color=NEUTRAL, lw=_width(drawing, rate, every[0]),
                label=f"{format_rate(rate, 'B')} a direction")
         for rate in (some if every else [])
     ]  # fmt: skip
@@ -218,8 +233,8 @@ def _draw_wires(
 ) -> None:  # fmt: skip
     """Draw wires, each with a white rim that tells it from what it crosses."""
     fastest = max(rates.values(), default=1.0)
-    for z, pair in enumerate(sorted(rates, key=lambda pair: _passes(drawing, pair))):
-        lines, width = wire(drawing, *pair), _width(rates[pair], fastest)
+    for z, pair in enumerate(sorted(rates, key=lambda pair: _depth(drawing, pair), reverse=True)):
+        lines, width = wire(drawing, *pair), _width(drawing, rates[pair], fastest)
         order = 4.0 if _passes(drawing, pair) else 1.0
         for rim in (True, False):
             look = {"color": "white" if rim else colours.get(pair, NEUTRAL)}
@@ -227,6 +242,12 @@ def _draw_wires(
             ax.add_collection(
                 LineCollection(lines, zorder=order + z / 10000, **look), autolim=False
             )
+
+
+def _depth(drawing: Drawing, pair: tuple[str, str]) -> tuple[int, tuple[str, str]]:
+    """Return how far back a wire lies; in a grid, what lies in front hides what lies behind."""
+    places = [drawing.place.get(name, (0,)) for name in pair]
+    return min(place[-3] if len(place) > 2 else 0 for place in places), pair
 
 
 def _passes(drawing: Drawing, pair: tuple[str, str]) -> bool:
