@@ -99,7 +99,8 @@ def lay_out(fabric: Fabric, graph: networkx.DiGraph[str]) -> Drawing:
     _count_out(drawing, cluster.num_nodes, nodes, "nodes")
     shown = sum(box.kind == "gpu" for box in drawing.boxes.values()) // nodes
     if shown < cluster.node.num_devices:
-        drawing.left_out.append(f"{cluster.node.num_devices - shown} devices of each node")
+        total = cluster.node.num_devices
+        drawing.left_out.append(f"{total - shown} of {total} devices of a node")
     if cluster.num_nodes > 1:
         _trunks(drawing, graph, fabric)
     return drawing
@@ -196,7 +197,8 @@ def _grid(
         name, x, y = names[number], at[0], at[1] + (rows - 1) * wide
         for step, (dx, dy) in zip(reversed(place), axes, strict=False):
             x, y = x + step * dx, y + step * dy
-        drawing.boxes[name] = Box(x, y, 0.24, 0.2, ranks.get(name, ""), "gpu")
+        label = ranks.get(name, "")
+        drawing.boxes[name] = Box(x, y, max(0.24, 0.05 + 0.06 * len(label)), 0.2, label, "gpu")
         drawing.place[name] = place
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from simulator.report.links import LinkUse
     from simulator.report.result import Result
 
+NOT_SHARED = "the figure links needs flows that share links: give --set run.network=fluid"
+
 MAX_LINKS = 24
 """Rows of the heat map."""
 
@@ -53,9 +55,7 @@ def links(result: Result, path: str | Path | None = None) -> Figure:
     """
     palette.check_path(path)
     if result.moves is None:
-        raise DescriptionError(
-            "the figure links needs flows that share links: give --set run.network=fluid"
-        )
+        raise DescriptionError(NOT_SHARED)
     use = result.links
     rows = use.hottest(MAX_LINKS)
     rows = rows[use.bytes[rows] > 0]
@@ -130,6 +130,8 @@ def topology(result: Result, path: str | Path | None = None) -> Figure:
     rates = wires_drawn(drawing, graph)
     use = link_means(result, rates)
     left, right, bottom, top = drawing.extent()
+    heights = [y for pair in rates for line in wire(drawing, *pair) for _, y in line]
+    bottom, top = min([bottom, *heights]), max([top, *heights])
     with palette.style():
         room = max(right - left + 0.5, 5.5)
         figure, (ax,) = palette.sheet(
@@ -159,9 +161,7 @@ def _lower(figure: Figure, ax: Axes) -> None:
     ax.set_position((box.x0, box.y0 - tall, box.width, box.height + tall))
 
 
-def wires_drawn(
-    drawing: Drawing, graph: networkx.DiGraph[str]
-) -> dict[tuple[str, str], float]:
+def wires_drawn(drawing: Drawing, graph: networkx.DiGraph[str]) -> dict[tuple[str, str], float]:
     """Return the faster direction's bytes/s of each wire between boxes of a drawing."""
     rates: dict[tuple[str, str], float] = {}
     for a in drawing.boxes:
@@ -172,9 +172,7 @@ def wires_drawn(
     return rates
 
 
-def link_means(
-    result: Result, rates: dict[tuple[str, str], float]
-) -> dict[tuple[str, str], float]:
+def link_means(result: Result, rates: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
     """Return percent of the step's capacity used on the busier direction of each wire."""
     if result.moves is None:
         return {}
@@ -203,9 +201,7 @@ def _width(drawing: Drawing, rate: float, fastest: float) -> float:
     return max(0.8, widest * float(np.sqrt(rate / fastest)))
 
 
-def _widths(
-    rates: dict[tuple[str, str], float], fabric: Fabric, drawing: Drawing
-) -> list[Line2D]:
+def _widths(rates: dict[tuple[str, str], float], fabric: Fabric, drawing: Drawing) -> list[Line2D]:
     """Return the legend's lines: some rates, and failed links where there are any."""
     every: list[float] = []
     for rate in sorted(rates.values(), reverse=True):
