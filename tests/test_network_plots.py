@@ -140,7 +140,7 @@ def margin(figure: Figure) -> float:
 
 
 def test_links_are_refused_where_flows_share_none(fixed: Result) -> None:
-    with pytest.raises(DescriptionError, match="give --set run.network=fluid"):
+    with pytest.raises(DescriptionError, match=r"give --set run\.network=fluid"):
         fixed.plot.links()
 
 
@@ -164,6 +164,11 @@ def test_no_share_is_above_all_of_a_link(railed: Result) -> None:
     assert link_shares(railed.links).max() <= 100.001
 
 
+def test_a_failed_link_is_used_by_nothing(railed: Result) -> None:
+    failed = railed.links.traffic.names.index("leaf0>spine1")
+    assert railed.links.utilisation[failed] == railed.links.peak[failed] == 0
+
+
 def test_colours_of_links_run_from_0_to_100_percent(fluid: Result) -> None:
     (image,) = fluid.plot.links().axes[0].images
     assert image.get_clim() == (0, 100)
@@ -171,7 +176,7 @@ def test_colours_of_links_run_from_0_to_100_percent(fluid: Result) -> None:
 
 def test_the_mean_use_of_each_link_stands_at_its_right(fluid: Result) -> None:
     figure, use = fluid.plot.links(), fluid.links
-    rows = [r for r in use.hottest(24).tolist() if use.bytes[r] > 0]
+    rows = [r for r in use.hottest(24).tolist() if use.bytes[r] >= 1]
     means = [t.get_text() for t in figure.axes[0].texts if t.get_text() != "mean"]
     assert means == [f"{use.utilisation[link]:.1%}" for link in rows]
 

@@ -17,7 +17,6 @@ from simulator.report.palette import COLOURS, lightness
 from simulator.report.plots import FIGURES, breakdown_bars, flow_spans, memory_parts, pipeline_rows
 from simulator.report.result import Result
 
-
 OF_RANKS = ("pipeline", "breakdown", "memory")
 """Figures whose rows are ranks; see test_network_plots for the others."""
 

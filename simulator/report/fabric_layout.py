@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from simulator.describe.cluster import Cluster
 from simulator.hardware.fabric import Fabric
 
 if TYPE_CHECKING:

@@ -58,12 +58,14 @@ def links(result: Result, path: str | Path | None = None) -> Figure:
         raise DescriptionError(NOT_SHARED)
     use = result.links
     rows = use.hottest(MAX_LINKS)
-    rows = rows[use.bytes[rows] > 0]
+    rows = rows[use.bytes[rows] >= 1]
     if not len(rows):
         raise DescriptionError("the figure links has nothing to show: no link carries a byte")
     names = [use.traffic.names[link] for link in rows.tolist()]
     total = len(use.traffic.names)
-    note = f"the {len(rows)} busiest of {total} links, of which {int((use.bytes > 0).sum())} in use"
+    note = (
+        f"the {len(rows)} busiest of {total} links, of which {int((use.bytes >= 1).sum())} in use"
+    )
     begin, end = use.window
     with palette.style():
         figure, (ax,) = palette.sheet(
@@ -110,7 +112,7 @@ def _colour_bar(
     ticks = np.linspace(0, shades.norm.vmax or 100.0, 6).tolist()
     bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     bar.set_label(label)
-    bar.outline.set_linewidth(0.5)  # type: ignore[operator]
+    bar.outline.set_linewidth(0.5)
 
 
 def topology(result: Result, path: str | Path | None = None) -> Figure:
@@ -147,7 +149,8 @@ def topology(result: Result, path: str | Path | None = None) -> Figure:
         for side in ("left", "bottom"):
             ax.spines[side].set_visible(False)
         shades = ScalarMappable(Normalize(0, _round_up(max(use.values(), default=1.0))), LINES)
-        _draw_wires(ax, drawing, rates, {k: shades.to_rgba(v) for k, v in use.items()})
+        colours = {pair: LINES(shades.norm(mean)) for pair, mean in use.items()}
+        _draw_wires(ax, drawing, rates, colours)
         _draw_failed(ax, drawing, fabric)
         _draw_boxes(ax, drawing)
         if use:

@@ -44,7 +44,7 @@ def _layout(node: Node) -> str:
 def _network(cluster: Cluster) -> list[str]:
     """Return what joins the nodes in a line, and what of it is impaired in another."""
     network = cluster.network
-    words = [network.layout]
+    words: list[str] = [network.layout]
     if network.shape:
         words[0] += f" {' x '.join(map(str, network.shape))}"
     if network.layout not in ("crossbar", "torus", "graph"):
