@@ -102,6 +102,8 @@ def lay_out(fabric: Fabric, graph: networkx.DiGraph[str]) -> Drawing:
         drawing.left_out.append(f"{total - shown} of {total} devices of a node")
     if cluster.num_nodes > 1:
         _trunks(drawing, graph, fabric)
+    else:
+        drawing.left_out.append("adapters, which join nothing")
     return drawing
 
 

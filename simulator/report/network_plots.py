@@ -62,15 +62,14 @@ def links(result: Result, path: str | Path | None = None) -> Figure:
     if not len(rows):
         raise DescriptionError("the figure links has nothing to show: no link carries a byte")
     names = [use.traffic.names[link] for link in rows.tolist()]
-    total = len(use.traffic.names)
-    note = (
-        f"the {len(rows)} busiest of {total} links, of which {int((use.bytes >= 1).sum())} in use"
-    )
+    active, total = int((use.bytes >= 1).sum()), len(use.traffic.names)
+    which = "all" if active == len(rows) else f"the {len(rows)} busiest of"
+    note = f"share of each link's capacity; {which} {active} links in use, {total} in all"
     begin, end = use.window
     with palette.style():
         figure, (ax,) = palette.sheet(
             7.2, [max(1.3, 0.21 * len(rows))],
-            titles=palette.titles_of(result, f"share of each link's capacity; {note}"),
+            titles=palette.titles_of(result, note),
             handles=[], labels=names, right=1.75,
         )  # fmt: skip
         unit = palette.time_axis(ax, begin, end, since_last_step=begin > 0)
@@ -141,15 +140,12 @@ def topology(result: Result, path: str | Path | None = None) -> Figure:
             handles=_widths(rates, fabric, drawing), labels=[*drawing.rows.values(), "0"],
             right=1.3 if use else 0.25,
         )  # fmt: skip
-        _lower(figure, ax)
         middle = (left + right) / 2
         ax.set(xlim=(middle - room / 2, middle + room / 2), ylim=(bottom - 0.15, top + 0.2))
-        ax.set(yticks=list(drawing.rows), yticklabels=list(drawing.rows.values()), xticks=[])
-        ax.tick_params(axis="y", length=0)
-        for side in ("left", "bottom"):
-            ax.spines[side].set_visible(False)
-        shades = ScalarMappable(Normalize(0, _round_up(max(use.values(), default=1.0))), LINES)
-        colours = {pair: LINES(shades.norm(mean)) for pair, mean in use.items()}
+        _bare(figure, ax, drawing.rows)
+        most = _round_up(max(use.values(), default=1.0))
+        shades = ScalarMappable(Normalize(0, most), LINES)
+        colours = {pair: LINES(mean / most) for pair, mean in use.items()}
         _draw_wires(ax, drawing, rates, colours)
         _draw_failed(ax, drawing, fabric)
         _draw_boxes(ax, drawing)
@@ -158,8 +154,12 @@ def topology(result: Result, path: str | Path | None = None) -> Figure:
     return palette.save(figure, path)
 
 
-def _lower(figure: Figure, ax: Axes) -> None:
-    """Let an axis without a time axis use the room for it."""
+def _bare(figure: Figure, ax: Axes, rows: dict[float, str]) -> None:
+    """Leave only names of rows around an axis, and let it use the room of a time axis."""
+    ax.set(yticks=list(rows), yticklabels=list(rows.values()), xticks=[])
+    ax.tick_params(axis="y", length=0)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_visible(False)
     box, tall = ax.get_position(), LOWER / figure.get_size_inches()[1]
     ax.set_position((box.x0, box.y0 - tall, box.width, box.height + tall))
 
@@ -195,7 +195,8 @@ def _titles(result: Result, drawing: Drawing) -> list[str]:
     what = f"{cluster.num_nodes} x {cluster.node.name} ({cluster.node.layout})"
     what += f", network {cluster.network.layout}" if cluster.num_nodes > 1 else ""
     left_out = f"left out: {', '.join(drawing.left_out)}" if drawing.left_out else ""
-    notes = (what, "numbers in devices are ranks", left_out)
+    colour = "colour: the busier direction" if result.moves else ""
+    notes = (what, "numbers in devices are ranks", colour, left_out)
     return [palette.titles_of(result)[0], "; ".join(filter(None, notes))]
 
 
