@@ -55,7 +55,7 @@ def cli() -> None:
     "plots",
     multiple=True,
     metavar="[NAME=]FILE",
-    help="Draw pipeline (the default), breakdown or memory (repeatable).",
+    help="Draw pipeline (the default), breakdown, memory, links or topology (repeatable).",
 )
 @click.option(
     "--trace-ranks",
@@ -78,6 +78,7 @@ def run(
         raise DescriptionError("--trace-ranks says which ranks --trace shows; give --trace too")
     loaded = _load(scenario, overrides)
     ranks = _ranks(trace_ranks, loaded.cluster.world_size)
+    _check_figures([name for name, _ in figures], loaded)
     from simulator.api import simulate
 
     result = simulate(loaded, engine=engine, folded=not no_fold)
@@ -249,6 +250,14 @@ def _figure(text: str) -> tuple[str, Path]:
         raise DescriptionError(f"--plot {text!r}: no figure {name!r}; there are {known}")
     check_path(path)
     return name, Path(path)
+
+
+def _check_figures(names: list[str], loaded: Scenario) -> None:
+    """Check before the work that a scenario has what its figures show."""
+    if "links" in names and loaded.run.network != "fluid":
+        from simulator.report.network_plots import NOT_SHARED
+
+        raise DescriptionError(NOT_SHARED)
 
 
 def _ranks(text: str, world_size: int) -> list[int] | Literal["all", "some"]:

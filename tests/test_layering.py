@@ -34,7 +34,7 @@ DOORS = {
     "click": {"cli.py"},
     "numba": {"kernels/jit.py"},
     "networkx": {"hardware/fabric.py"},
-    "matplotlib": {"report/plots.py", "report/palette.py"},
+    "matplotlib": {"report/plots.py", "report/network_plots.py", "report/palette.py"},
     "pandas": {"report/result.py"},
     "simpy": {"engine/reference.py", "engine/contention.py"},
 }

@@ -41,18 +41,18 @@ class LinkUse:
     @cached_property
     def utilisation(self) -> Float64:
         """Share of each link's capacity that the whole window used."""
-        begin, end = self.window
-        seconds = max(end - begin, 1) / TICKS_PER_SECOND
-        share: Float64 = self.bytes / (self.traffic.capacity * seconds)
-        return share
+        return self._share(self.bytes, 1)
 
     @cached_property
     def peak(self) -> Float64:
         """Most of each link's capacity that a piece of the window used."""
+        return self._share(self.by_bin.max(axis=1), BINS)
+
+    def _share(self, moved: Float64, pieces: int) -> Float64:
+        """Return the share of a piece of the window's capacity; 0 of a failed link, without any."""
         begin, end = self.window
-        seconds = max(end - begin, 1) / TICKS_PER_SECOND / BINS
-        share: Float64 = self.by_bin.max(axis=1) / (self.traffic.capacity * seconds)
-        return share
+        room = self.traffic.capacity * (max(end - begin, 1) / TICKS_PER_SECOND / pieces)
+        return np.divide(moved, room, out=np.zeros(len(room)), where=room > 0)
 
     def hottest(self, count: int) -> Int64:
         """Return the busiest links, busiest first."""

@@ -1,6 +1,7 @@
 """Figures: the pipeline as papers draw it, where the time goes, and memory over time.
 
-This module and its palette are the one door of matplotlib, opened when a first figure is drawn.
+This module, `network_plots` and their palette are the one door of matplotlib, opened when a first
+figure is drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from simulator.errors import DescriptionError
 from simulator.lower.memory import static_memory
 from simulator.lower.mesh import Mesh
 from simulator.program import ACTIONS, NONE, Int64
-from simulator.report import palette
+from simulator.report import network_plots, palette
 from simulator.report.breakdown import CATEGORIES, COMMUNICATION, stream_category
 from simulator.report.palette import COLOURS, INK, Float64, Lane, Spans, text_width
 from simulator.units import UNITS
@@ -65,6 +66,14 @@ class Plots:
     def memory(self, path: str | Path | None = None) -> Figure:
         """Draw what fills device memory over time."""
         return memory(self.result, path)
+
+    def links(self, path: str | Path | None = None) -> Figure:
+        """Draw how busy the busiest links are over time; flows must share links."""
+        return network_plots.links(self.result, path)
+
+    def topology(self, path: str | Path | None = None) -> Figure:
+        """Draw the fabric of the cluster, coloured by use where flows share links."""
+        return network_plots.topology(self.result, path)
 
 
 def pipeline(
@@ -381,5 +390,7 @@ FIGURES: dict[str, Callable[..., Figure]] = {
     "pipeline": pipeline,
     "breakdown": breakdown,
     "memory": memory,
+    "links": network_plots.links,
+    "topology": network_plots.topology,
 }
 """Figures by name; each takes a result and, where the figure is to be saved, a path."""

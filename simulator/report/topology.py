@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.describe.cluster import Cluster
+from simulator.describe.cluster import Cluster, Node
 from simulator.describe.scenario import Scenario
 from simulator.lower.mesh import Mesh
 from simulator.report.text import table
@@ -10,6 +10,8 @@ from simulator.units import format_bytes, format_rate, format_seconds
 
 MAX_NODES = 16
 """Nodes whose ranks are listed; the rest is counted."""
+MAX_IMPAIRED = 8
+"""Degraded and failed links that are listed; the rest is counted."""
 
 
 def topology_text(cluster: Cluster) -> str:
@@ -26,9 +28,39 @@ def topology_text(cluster: Cluster) -> str:
         f"{node.link.efficiency:.0%} reached, {format_seconds(node.link.latency)}",
         f"nic     {node.nic.count} x {node.nic.name}: {format_rate(node.nic.bandwidth, 'B')} each "
         f"and direction, {node.nic.efficiency:.0%} reached, {format_seconds(node.nic.latency)}",
+        f"layout  {_layout(node)}",
+        *_network(cluster),
         "sources",
         *(f"  {s.what}: {s.title}, {s.url}" for s in (*device.sources, *node.sources)),
     ])  # fmt: skip
+
+
+def _layout(node: Node) -> str:
+    shape = f" {' x '.join(map(str, node.shape))}" if node.shape else ""
+    edges = f", {len(node.edges)} edges" if node.edges else ""
+    return f"{node.layout}{shape}{edges} inside a node"
+
+
+def _network(cluster: Cluster) -> list[str]:
+    """Return what joins the nodes in a line, and what of it is impaired in another."""
+    network = cluster.network
+    words: list[str] = [network.layout]
+    if network.shape:
+        words[0] += f" {' x '.join(map(str, network.shape))}"
+    if network.layout not in ("crossbar", "torus", "graph"):
+        words.append(f"switches of {network.radix} ports")
+        words.append(f"oversubscribed {network.oversubscription:g} to 1")
+    if network.spines is not None:
+        words.append(f"{network.spines} spines")
+    if network.edges:
+        words.append(f"{len(network.edges)} edges")
+    words.append(f"{network.routing} routing")
+    impaired = [f"{name} at {share:.0%}" for name, share in network.degraded.items()]
+    impaired += [f"{name} failed" for name in network.failed]
+    rest = len(impaired) - MAX_IMPAIRED
+    impaired[MAX_IMPAIRED:] = [f"and {rest} more"] if rest > 0 else []
+    lines = [f"network {', '.join(words)}"]
+    return [*lines, f"        impaired: {', '.join(impaired)}"] if impaired else lines
 
 
 def placement_text(s: Scenario) -> str:
