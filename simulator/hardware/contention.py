@@ -93,7 +93,10 @@ class _Table:
         key = (model.algorithm, flow.name, flow.servers, ranks.tobytes())
         if key not in self._known:
             self._known[key] = self.load(model.algorithm, ranks, flow)
-        self.loads.append(self._within(self._known[key], model.bytes_per_s))
+        load = self._known[key]
+        if model.algorithm != "PARAMETER_SERVER":  # a formula, not measured: its routes decide
+            load = self._within(load, model.bytes_per_s)
+        self.loads.append(load)
 
     def _within(self, load: Load, rate: float) -> Load:
         """Return a load that its links can carry at the rate that the model says it reaches.
