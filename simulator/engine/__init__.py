@@ -59,7 +59,8 @@ def run(
         raise ProgramError(
             "flows that share links cannot be folded: they meet those of other tiles"
         )
-    if traffic is not None and traffic.demand.shape[0] != len(program.joint_group):
+    joints = len(program.joint_group)
+    if traffic is not None and len(traffic.demand) not in (0, joints):
         raise ProgramError(f"traffic of {len(traffic.demand)} joint ops does not fit the program")
     chosen = folding or Folding.none(program)
     size = 16 * len(program.rank) * len(chosen.tiles)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from simulator.describe.cluster import Cluster
 from simulator.errors import DescriptionError, ProgramError
 from simulator.hardware.compute import work_seconds
 from simulator.hardware.network import GroupShape, flow_seconds, group_shapes
-from simulator.program import NONE, Int64, Program, Work
+from simulator.program import NONE, Flow, Int64, Program, Work
 from simulator.units import TICKS_PER_SECOND
 
 __all__ = ["price"]
@@ -29,16 +30,9 @@ def price(program: Program, cluster: Cluster | None = None) -> Int64:
     shape_of_group = np.zeros(len(program.groups), np.int64)
     if cluster is not None:
         shapes, shape_of_group = group_shapes(program.groups, cluster)
-    seconds = np.zeros((len(program.costs), max(1, len(shapes))))
-    for number, cost in enumerate(program.costs):
-        if cost.seconds is not None:
-            seconds[number] = cost.seconds
-        elif cluster is None:
-            raise ProgramError(f"cost {number} ({cost.name}) states no seconds; give a cluster")
-        elif isinstance(cost, Work):
-            seconds[number] = sum(work_seconds(cost, cluster.node.device).values())
-        elif shapes:
-            seconds[number] = [flow_seconds(cost, shape, cluster) for shape in shapes]
+    flows = np.flatnonzero(program.joint != NONE)
+    by_flow = _shapes_by_tile(program, shape_of_group)[program.joint[flows]]
+    seconds = _seconds(program, cluster, shapes, flows, by_flow)
     # No path passes a row twice, so the sum over rows bounds every time of the run.
     bound = float(seconds.max(axis=1)[program.cost].sum())
     if not bound * TICKS_PER_SECOND < 2**62:
@@ -48,14 +42,37 @@ def price(program: Program, cluster: Cluster | None = None) -> Int64:
         )
     table = np.rint(seconds * TICKS_PER_SECOND).astype(np.int64)
     ticks = table[program.cost, 0][:, None]
-    flows = np.flatnonzero(program.joint != NONE)
-    joint = program.joint[flows]
-    by_joint = _shapes_by_tile(program, shape_of_group)
-    if by_joint.shape[1] > 1:
+    if by_flow.shape[1] > 1:
         ticks = np.repeat(ticks, program.num_tiles, axis=1)
-    ticks[flows] = table[program.cost[flows][:, None], by_joint[joint]]
+    ticks[flows] = table[program.cost[flows][:, None], by_flow]
     priced: Int64 = ticks if program.tiling is not None else ticks[:, 0]
     return priced
+
+
+def _seconds(
+    program: Program,
+    cluster: Cluster | None,
+    shapes: list[GroupShape],
+    flows: Int64,
+    by_flow: Int64,
+) -> npt.NDArray[np.float64]:
+    """Return (costs, shapes) seconds; those of flows for the shapes that they occur with."""
+    width = max(1, len(shapes))
+    seconds = np.zeros((len(program.costs), width))
+    for number, cost in enumerate(program.costs):
+        if cost.seconds is not None:
+            seconds[number] = cost.seconds
+        elif cluster is None:
+            raise ProgramError(f"cost {number} ({cost.name}) states no seconds; give a cluster")
+        elif isinstance(cost, Work):
+            seconds[number] = sum(work_seconds(cost, cluster.node.device).values())
+    if cluster is not None:
+        pairs = np.unique(program.cost[flows][:, None] * np.int64(width) + by_flow)
+        for number, shape in zip(*(part.tolist() for part in np.divmod(pairs, width)), strict=True):
+            flow = program.costs[number]
+            assert isinstance(flow, Flow)  # a joint row is a flow: `check`
+            seconds[number, shape] = flow_seconds(flow, shapes[shape], cluster)
+    return seconds
 
 
 def _shapes_by_tile(program: Program, shape_of_group: Int64) -> Int64:

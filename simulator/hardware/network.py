@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -90,9 +91,14 @@ def group_of(shape: GroupShape, cluster: Cluster) -> Group:
 def collective_choice(name: str, size: float, shape: GroupShape, cluster: Cluster) -> Choice:
     """Return how NCCL would run a collective, or how the cluster forces it."""
     group = group_of(shape, cluster)
-    forced = choices(
-        name, size, group, algorithm=cluster.nccl_algorithm, protocol=cluster.nccl_protocol
-    )
+    return _chosen(name, size, group, cluster.nccl_algorithm, cluster.nccl_protocol)
+
+
+@lru_cache(maxsize=4096)
+def _chosen(
+    name: str, size: float, group: Group, algorithm: str | None, protocol: str | None
+) -> Choice:
+    forced = choices(name, size, group, algorithm=algorithm, protocol=protocol)
     return (forced or choices(name, size, group))[0]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.kernels import sharing
-from simulator.kernels.heap import pop, push
+from simulator.kernels.heap import pop, pop_event, push, push_event
 from simulator.kernels.jit import prepared_numba
 from simulator.kernels.links import component, enter_links, free_nodes, leave_links, sort
 
@@ -105,10 +105,10 @@ def run_events(  # type: ignore[no-untyped-def]
                             latency = max(latency, ticks[o, d * stride])
                         else:
                             t = now + ticks[o, d * stride]
-                            push(heap_tick, heap_op, size, t, o * columns + d)
+                            push_event(heap_tick, heap_op, size, t, o * columns + d)
                             size += 1
                 if fluid:
-                    push(heap_tick, heap_op, size, now + latency, num_ops + flow)
+                    push_event(heap_tick, heap_op, size, now + latency, num_ops + flow)
                     size += 1
                     entries += 1
             elif slot[i] >= 0:
@@ -121,7 +121,7 @@ def run_events(  # type: ignore[no-untyped-def]
                 requests += 1
             else:
                 start[i, c] = now
-                push(heap_tick, heap_op, size, now + ticks[i, c * stride], op)
+                push_event(heap_tick, heap_op, size, now + ticks[i, c * stride], op)
                 size += 1
         if requests > 0 and (size == 0 or heap_tick[0] > now):
             # The tick is at rest: grant servers, each queue in order of (tick of request, op id).
@@ -138,7 +138,7 @@ def run_events(  # type: ignore[no-untyped-def]
                     i = op // columns
                     c = op - i * columns
                     start[i, c] = now
-                    push(heap_tick, heap_op, size, now + ticks[i, c * stride], op)
+                    push_event(heap_tick, heap_op, size, now + ticks[i, c * stride], op)
                     size += 1
         if num_touched > 0 and (size == 0 or heap_tick[0] > now):
             # Share anew the links of flows that came, and of those that met flows that left.
@@ -168,7 +168,7 @@ def run_events(  # type: ignore[no-untyped-def]
                     g = flows[x]
                     if finish[g] == first_end and due[g] != first_end:
                         due[g] = first_end
-                        push(heap_tick, heap_op, size, finish[g], num_ops + num_flows + g)
+                        push_event(heap_tick, heap_op, size, finish[g], num_ops + num_flows + g)
                         size += 1
                         entries += 1
             for x in range(total):
@@ -183,7 +183,7 @@ def run_events(  # type: ignore[no-untyped-def]
             return completed
         now = heap_tick[0]
         number = heap_op[0]
-        pop(heap_tick, heap_op, size)
+        pop_event(heap_tick, heap_op, size)
         size -= 1
         num_ended = 0
         if number < num_ops:
