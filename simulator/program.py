@@ -84,6 +84,8 @@ class Flow:
     """A stated duration; it overrides the network model."""
     count: int = 1
     """Times that it is done, one after the other."""
+    servers: int = 0
+    """Of a `push_pull`: the first ranks of its group hold the sums, an equal part each."""
 
 
 Cost: TypeAlias = Work | Flow

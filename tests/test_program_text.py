@@ -49,7 +49,7 @@ COSTS: st.SearchStrategy[Cost] = st.one_of(
     st.builds(
         Work, st.text(), st.lists(KERNELS, max_size=2).map(tuple), DURATIONS, AMOUNTS, AMOUNTS
     ),
-    st.builds(Flow, st.text(), AMOUNTS, DURATIONS),
+    st.builds(Flow, st.text(), AMOUNTS, DURATIONS, servers=st.integers(0, 9)),
 )
 
 

@@ -37,6 +37,19 @@ class Plan:
 
     They become ready with each run of kernels between collectives, a layer at a time without tp.
     """
+    gradient_exchange: Literal["all_reduce", "parameter_server"] = "all_reduce"
+    """How gradients are summed over dp.
+
+    `parameter_server`: every rank pushes its gradients to servers and pulls as many bytes of
+    parameters back. It is synchronous: a bucket's pull begins when all ranks' pushes have ended.
+    Asynchronous training, where ranks go on with parameters of an earlier step, is not built.
+    """
+    servers: Count | None = None
+    """Parameter servers of each dp group, each with an equal part of every bucket; 1 when absent.
+
+    They lie on the first ranks of the group, beside their training, and share its links: no device
+    or node is set apart for them.
+    """
     recompute: Literal["none", "full"] = "none"
     """`full` keeps only the input of each layer and computes its forward again in backward."""
 
@@ -52,6 +65,15 @@ class Plan:
                 f"Plan.layers_per_stage: lists {len(self.layers_per_stage)} stages "
                 f"but pp is {self.pp}"
             )
+        if self.servers is not None and self.gradient_exchange != "parameter_server":
+            problems.append(
+                f"Plan.servers: {self.servers} is for gradient_exchange 'parameter_server', "
+                f"not '{self.gradient_exchange}'"
+            )
+        elif self.servers is not None and self.servers > self.dp:
+            problems.append(
+                f"Plan.servers: {self.servers} is more than the dp {self.dp} ranks they lie on"
+            )
         if problems:
             raise DescriptionError(problems)
 
@@ -59,3 +81,8 @@ class Plan:
     def world_size(self) -> int:
         """Ranks that the plan needs."""
         return self.dp * self.tp * self.pp
+
+    @property
+    def num_servers(self) -> int:
+        """Parameter servers of each dp group; 0 where gradients are all-reduced."""
+        return 0 if self.gradient_exchange == "all_reduce" else self.servers or 1

@@ -1,7 +1,8 @@
 """Closed forms of collectives over an alpha-beta network: seconds a message, seconds a byte.
 
 Thakur, Rabenseifner & Gropp, Optimization of Collective Communication Operations in MPICH, 2005;
-the ring is Patarasuk & Yuan, 2009.
+the ring is Patarasuk & Yuan, 2009; parameter servers are Li et al., Scaling Distributed Machine
+Learning with the Parameter Server, 2014.
 """
 
 from __future__ import annotations
@@ -61,3 +62,37 @@ def all_to_all_seconds(
     """
     near = size * (per_node - 1) / ranks / intra
     return max(near, size * (ranks - per_node) / ranks / inter)
+
+
+def parameter_server_seconds(
+    size: float,
+    ranks: int,
+    per_node: int,
+    servers: int,
+    *,
+    alpha: float,
+    intra: float,
+    inter: float,
+) -> float:
+    """Seconds to push `size` bytes from every rank to servers, then to pull as many back.
+
+    A server's part is size/servers. It takes that from each other rank in the push and sends it to
+    each in the pull, so its links carry (ranks - 1) parts a phase: of all ends it is the busiest,
+    for a worker sends at most `servers` parts, and no more of them over a link than a server on it
+    takes in. The textbook's 2 x N x size / bandwidth has the server apart from its N workers; here
+    it is one of them, and its own gradients cross no link: 2 x (N - 1). With a server on every rank
+    it is the ring's 2 x (N - 1) / N. Links carry both directions at once, but the pull waits for
+    the push.
+
+    Args:
+        size: bytes that each rank pushes, and pulls.
+        ranks: ranks of the group, servers among them.
+        per_node: ranks that share a node.
+        servers: ranks that are servers too.
+        alpha: seconds of one message; the messages of a phase are under way together.
+        intra: bytes/s of a rank within its node.
+        inter: bytes/s of a rank to other nodes.
+    """
+    part = size / servers
+    phase = max((per_node - 1) * part / intra, (ranks - per_node) * part / inter)
+    return 2 * (alpha + phase)

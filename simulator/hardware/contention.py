@@ -82,7 +82,7 @@ class _Table:
         self.size: list[float] = []
         self.limit: list[float] = []
         self.loads: list[Load] = []
-        self._known: dict[tuple[str, str, bytes], Load] = {}
+        self._known: dict[tuple[str, str, int, bytes], Load] = {}
 
     def add(self, flow: Flow, ranks: Int64, shape: GroupShape) -> None:
         """Add the demand of a flow over the ranks of a group."""
@@ -90,10 +90,13 @@ class _Table:
         self.latency.append(round(model.latency * TICKS_PER_SECOND))
         self.size.append(flow.bytes * flow.count if model.algorithm != "NONE" else 0.0)
         self.limit.append(model.bytes_per_s)
-        key = (model.algorithm, flow.name, ranks.tobytes())
+        key = (model.algorithm, flow.name, flow.servers, ranks.tobytes())
         if key not in self._known:
-            self._known[key] = self.load(model.algorithm, ranks, flow.name)
-        self.loads.append(self._within(self._known[key], model.bytes_per_s))
+            self._known[key] = self.load(model.algorithm, ranks, flow)
+        load = self._known[key]
+        if model.algorithm != "PARAMETER_SERVER":  # a formula, not measured: its routes decide
+            load = self._within(load, model.bytes_per_s)
+        self.loads.append(load)
 
     def _within(self, load: Load, rate: float) -> Load:
         """Return a load that its links can carry at the rate that the model says it reaches.
@@ -106,16 +109,16 @@ class _Table:
         most = (load.coefficient * rate / self.fabric.capacity[load.links]).max()
         return Load(load.links, load.coefficient / max(float(most), 1.0))
 
-    def load(self, algorithm: str, ranks: Int64, name: str) -> Load:
+    def load(self, algorithm: str, ranks: Int64, flow: Flow) -> Load:
         """Return the links that a collective loads."""
         if algorithm == "NONE":
             return Load(np.zeros(0, np.int32), np.zeros(0))
         if algorithm == "SEND":
             messages = Messages(ranks[:1], ranks[1:], np.ones(1))
         else:
-            steps = STEPS[name](len(ranks)) if name in STEPS else 0
+            steps = STEPS[flow.name](len(ranks)) if flow.name in STEPS else flow.servers
             messages = PATTERNS[algorithm](layout(ranks, self.cluster.ranks_per_node), steps)
-        if name == "gather":
+        if flow.name == "gather":
             messages = Messages(messages.target, messages.source, messages.share)
         moving = messages.source != messages.target
         source, target, share = (column[moving] for column in messages)

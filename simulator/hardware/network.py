@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.describe.cluster import Cluster
+from simulator.hardware.collectives import parameter_server_seconds
 from simulator.hardware.nccl import COLLECTIVES, Choice, choices
 from simulator.hardware.nccl_constants import HARDWARE_LATENCY_US
 from simulator.hardware.nccl_models import US, Group
@@ -113,11 +115,29 @@ def send_recv_seconds(size: float, shape: GroupShape, cluster: Cluster) -> float
     return nic.latency + size / nic_share(cluster)
 
 
-Model = Callable[[float, GroupShape, Cluster], float]
+def push_pull_seconds(size: float, shape: GroupShape, cluster: Cluster, servers: int) -> float:
+    """Return the seconds of a push to parameter servers among the ranks and a pull from them."""
+    if shape.ranks == 1:
+        return 0.0
+    link, nic = cluster.node.link, cluster.node.nic
+    return parameter_server_seconds(
+        size, shape.ranks, shape.per_node, servers,
+        alpha=link.latency if shape.nodes == 1 else nic.latency,
+        intra=group_of(shape, cluster).intra,
+        inter=nic_share(cluster),
+    )  # fmt: skip
+
+
+def _collective(flow: Flow, shape: GroupShape, cluster: Cluster) -> float:
+    return collective_seconds(flow.name, flow.bytes, shape, cluster)
+
+
+Model = Callable[[Flow, GroupShape, Cluster], float]
 
 MODELS: Mapping[str, Model] = {
-    **{name: partial(collective_seconds, name) for name in COLLECTIVES},
-    "send_recv": send_recv_seconds,
+    **dict.fromkeys(COLLECTIVES, _collective),
+    "send_recv": lambda f, shape, cluster: send_recv_seconds(f.bytes, shape, cluster),
+    "push_pull": lambda f, shape, cluster: push_pull_seconds(f.bytes, shape, cluster, f.servers),
 }
 """Seconds of a flow by its name."""
 
@@ -126,7 +146,11 @@ def flow_seconds(flow: Flow, shape: GroupShape, cluster: Cluster) -> float:
     """Return the seconds from the last member's arrival to the end of a flow."""
     if flow.seconds is not None:
         return flow.seconds
-    return flow.count * MODELS[flow.name](flow.bytes, shape, cluster)
+    return flow.count * MODELS[flow.name](flow, shape, cluster)
+
+
+DIRECT: Mapping[str, str] = {"send_recv": "SEND", "push_pull": "PARAMETER_SERVER"}
+"""The one algorithm of flows that NCCL does not choose for."""
 
 
 class FlowModel(NamedTuple):
@@ -148,8 +172,9 @@ def flow_model(flow: Flow, shape: GroupShape, cluster: Cluster) -> FlowModel:
     seconds = flow_seconds(flow, shape, cluster)
     if flow.seconds is not None or shape.ranks == 1 or not flow.bytes:
         return FlowModel("NONE", seconds, math.inf)
-    if flow.name == "send_recv":
-        algorithm, nothing = "SEND", send_recv_seconds(0.0, shape, cluster)
+    if flow.name in DIRECT:
+        algorithm = DIRECT[flow.name]
+        nothing = MODELS[flow.name](replace(flow, bytes=0.0), shape, cluster)
     else:
         chosen = collective_choice(flow.name, flow.bytes, shape, cluster)
         algorithm = chosen.algorithm

@@ -162,6 +162,15 @@ def star(at: Layout, _steps: float = 0.0) -> Messages:
     return _join((np.repeat(at.ranks[:1], len(others)), others, 1.0 / len(at.ranks)))
 
 
+def parameter_server(at: Layout, servers: float) -> Messages:
+    """Push a part from each rank to each of the first `servers` ranks, and pull as much back."""
+    ranks, count = at.ranks, int(servers)
+    worker, server = np.repeat(ranks, count), np.tile(ranks[:count], len(ranks))
+    apart = worker != server
+    worker, server = worker[apart], server[apart]
+    return _join((worker, server, 1.0 / count), (server, worker, 1.0 / count))
+
+
 def hierarchical(at: Layout, _steps: float = 0.0) -> Messages:
     """Sum over each node's ring, then over rings of one rank a node, then spread in each node."""
     nodes, local = at.by_node.shape
@@ -208,7 +217,11 @@ PATTERNS: Mapping[str, Callable[[Layout, float], Messages]] = {
     "PAT": doubling,
     "PAIRWISE": pairwise,
     "STAR": star,
+    "PARAMETER_SERVER": parameter_server,
     "HIERARCHICAL": hierarchical,
     "HALVING_DOUBLING": halving_doubling,
 }
-"""Messages by algorithm; rings of broadcast and reduce are chains."""
+"""Messages by algorithm, of a layout and the steps of a ring or the number of parameter servers.
+
+Rings of broadcast and reduce are chains.
+"""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -36,6 +36,8 @@ SCOPES = ("alone", "tp", "dp", "tied", "pp")
 
 The first ones carry the numbers of their streams.
 """
+
+ALL_REDUCE = Flow("all_reduce", 0.0)
 
 
 class CostTable:
@@ -73,11 +75,17 @@ class Body:
         return len(self.cost)
 
 
-def body(segments: Iterable[Segment], table: CostTable, bucket_bytes: float = 0.0) -> Body:
+def body(
+    segments: Iterable[Segment],
+    table: CostTable,
+    bucket_bytes: float = 0.0,
+    exchange: Flow = ALL_REDUCE,
+) -> Body:
     """Return the body of a chain of segments.
 
-    With `bucket_bytes`, gradients are all-reduced over dp beside the chain, in buckets of at least
+    With `bucket_bytes`, gradients are exchanged over dp beside the chain, in buckets of at least
     that size, each as soon as its last gradient is complete; the rest goes in a last bucket.
+    A bucket is the flow `exchange` with its own bytes.
     """
     rows: list[tuple[int, int, int, int]] = []
     previous, full = NONE, 0.0  # index of the last op of the chain; bytes waiting in the bucket
@@ -89,8 +97,8 @@ def body(segments: Iterable[Segment], table: CostTable, bucket_bytes: float = 0.
         rows.append((table.number(segment.cost), segment.stream, segment.layer, need))
         full += segment.gradient_bytes
         if bucket_bytes and full and (full >= bucket_bytes or i == len(ends) - 1):
-            reduce = table.number(Flow("all_reduce", full))
-            rows.append((reduce, DP, segment.layer, 1))
+            bucket = table.number(replace(exchange, bytes=full))
+            rows.append((bucket, DP, segment.layer, 1))
             full = 0.0
     columns = np.array(rows, np.int32).reshape(-1, 4).T
     cost, layer = np.ascontiguousarray(columns[0]), np.ascontiguousarray(columns[2])
@@ -123,7 +131,8 @@ def stage_bodies(s: Scenario) -> Bodies:
     """Return the bodies of every stage of a scenario; plans of a sweep that agree share them."""
     key = (
         s.model, shapes(s), s.layers_per_stage, s.run.precision, s.run.optimizer, s.run.detail,
-        s.plan.recompute, s.plan.bucket_size if s.plan.dp > 1 else None,
+        s.plan.recompute,
+        (s.plan.bucket_size, s.plan.num_servers) if s.plan.dp > 1 else None,
     )  # fmt: skip
     if key not in _CACHE:
         table = CostTable()
@@ -181,10 +190,16 @@ def _one_stage(
     return StageBodies(
         forward=body(forward, table),
         backward=plain,
-        last=body(last, table, bucket) if bucket else plain,
+        last=body(last, table, bucket, _exchange(s)) if bucket else plain,
         reduce=body(_tied_reduction(s, parts, is_first, is_last), table),
         optimizer=body([Segment(optimizer_work(s, params), COMPUTE)], table),
     )
+
+
+def _exchange(s: Scenario) -> Flow:
+    """Return the flow, still without bytes, by which a bucket of gradients is summed over dp."""
+    servers = s.plan.num_servers
+    return Flow("push_pull", 0.0, servers=servers) if servers else ALL_REDUCE
 
 
 def _passes(s: Scenario, block: Block, shared: bool) -> tuple[list[Segment], list[Segment]]:

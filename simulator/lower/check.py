@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.errors import DeadlockError, ProgramError
-from simulator.program import NONE, Int64, Program, ranges
+from simulator.program import NONE, Flow, Int64, Program, ranges
 
 
 def check(program: Program) -> Program:
@@ -80,6 +80,7 @@ def _check_members(program: Program) -> None:
         if wrong.any():
             joint = int(owner[np.argmax(wrong)])
             raise ProgramError(_incomplete(program, joint, tiles, int(group[joint])))
+    _check_servers(program, sizes)
     cost = program.cost[members.ranks]
     first = np.repeat(cost[members.offset[:-1]], present)
     if (cost != first).any():
@@ -87,6 +88,26 @@ def _check_members(program: Program) -> None:
         raise ProgramError(
             f"op {op} (rank {program.rank[op]} {program.label(op)}) disagrees with the other "
             "members of its joint op about its cost"
+        )
+
+
+def _check_servers(program: Program, sizes: Int64) -> None:
+    """Check that each `push_pull` has servers, and its group the ranks that they lie on."""
+    servers = np.array([cost.servers if isinstance(cost, Flow) else 0 for cost in program.costs])
+    for number, cost in enumerate(program.costs):
+        if (cost.name == "push_pull" and isinstance(cost, Flow)) != (servers[number] > 0):
+            raise ProgramError(
+                f"cost {number} ({cost.name}) has {servers[number]} servers; a push_pull has some "
+                "and nothing else has"
+            )
+    if not servers.any():
+        return
+    members = program.joint_members
+    of_joint = servers[program.cost[members.ranks[members.offset[:-1]]]]
+    if (of_joint > sizes).any():
+        joint = int(np.argmax(of_joint > sizes))
+        raise ProgramError(
+            f"joint op {joint} has {of_joint[joint]} servers but joins {sizes[joint]} ranks"
         )
 
 

@@ -157,8 +157,16 @@ def assumptions(s: Scenario) -> list[str]:
     if plan.tp > 1:
         out.append("tensor-parallel all-reduces do not overlap computation")
     if plan.dp > 1:
+        how = "all-reduced"
+        if plan.num_servers:
+            how = "pushed to parameter servers, and as many bytes of parameters pulled,"
+            out.append(
+                f"{plan.num_servers} parameter server(s) lie on the first ranks of each dp group "
+                "and share their links; a bucket's pull waits for all its pushes; the servers' "
+                "sums take no time and no memory, and every rank runs the optimizer in full"
+            )
         out.append(
-            f"gradients are all-reduced in {s.precision.gradient}-byte numbers during the last "
+            f"gradients are {how} in {s.precision.gradient}-byte numbers during the last "
             f"backward, in buckets of at least {format_bytes(plan.bucket_size)}"
         )
     return out
