@@ -109,8 +109,11 @@ def _busiest_links(result: Result) -> list[str]:
 
 
 def _stage_of_rank(result: Result) -> np.ndarray[Any, Any]:
-    stage = np.zeros(result.tiled.num_ranks, np.int64)
-    stage[result.tiled.tile_ranks[result.tiled.rank]] = result.tiled.stage[:, None]
+    program = result.tiled
+    in_tile = np.zeros(len(program.tile_ranks), np.int64)
+    in_tile[program.rank] = program.stage
+    stage = np.zeros(program.num_ranks, np.int64)
+    stage[program.tile_ranks] = in_tile[:, None]
     return stage
 
 
