@@ -34,6 +34,7 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
 
         ticks, traffic = contended(program, ticks, scenario.cluster)
         folded = False  # flows of all replicas meet on links
+    folded = folded and engine != "reference"  # which runs every rank
     folding = fold(program, ticks) if folded else Folding.none(program)
     timeline = run(program, ticks, engine, folding, traffic)
     plan = scenario.plan

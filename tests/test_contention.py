@@ -13,6 +13,7 @@ from simulator.hardware.contention import contended
 from simulator.hardware.patterns import PATTERNS, layout, rings, tree_parents
 from simulator.lower import lower
 from simulator.program import NONE, Flow, Groups, Program
+from simulator.report.summary import assumptions
 
 
 def flows(cluster, groups, size=1e9, name="all_reduce"):
@@ -160,3 +161,59 @@ def test_every_engine_runs_a_fluid_scenario_alike(scenario_of, cluster_of):
     times = [run(program, latency, engine, traffic=traffic)
              for engine in ("reference", "events", "compiled")]  # fmt: skip
     assert times[0] == times[1] == times[2]
+
+
+# A pair over one adapter at a tenth of its rate: what moves on it takes ten times as long.
+@pytest.mark.parametrize("link", ["node0/nic0>network", "node0/nic0<>network", "node0/nic0"])
+def test_a_degraded_adapter_holds_back_a_flow_that_meets_no_other(cluster_of, link):
+    cluster = cluster_of(num_nodes=2)
+    slow = replace(cluster, network=Network(degraded={link: 0.1}))
+    (sound,), _, _ = flows(cluster, [[0, 8]], size=1e10)
+    (held,), _, _ = flows(slow, [[0, 8]], size=1e10)
+    assert held == pytest.approx(10 * sound, rel=1e-3)
+
+
+def test_a_degraded_link_inside_a_node_holds_back_a_ring_over_it(cluster_of):
+    cluster = cluster_of(num_nodes=1)
+    slow = replace(cluster, network=Network(degraded={"node0/gpu0": 0.5}))
+    (sound,), _, _ = flows(cluster, [list(range(8))], size=1e10)
+    (held,), _, _ = flows(slow, [list(range(8))], size=1e10)
+    assert held == pytest.approx(2 * sound, rel=0.02)  # alone it reaches 99% of the link
+
+
+# Rank 0 leaves by its neighbour's adapter, where rank 1's bytes are already.
+def test_two_flows_share_the_adapter_that_stands_in_for_a_failed_one(cluster_of):
+    cluster = cluster_of(num_nodes=2)
+    down = replace(cluster, network=Network(failed=("node0/nic0",)))
+    sound, _, _ = flows(cluster, [[0, 8], [1, 9]], size=1e10)
+    held, _, _ = flows(down, [[0, 8], [1, 9]], size=1e10)
+    assert held == pytest.approx([2 * end for end in sound], rel=1e-3)
+
+
+# 128 adapters on two leaves at 16:1: one of 8 uplinks carries what eight adapters may send.
+def test_an_oversubscribed_spine_holds_back_a_ring_that_is_alone(cluster_of):
+    def alone(oversubscription):
+        network = Network(layout="pods", radix=128, oversubscription=oversubscription)
+        (end,), _, _ = flows(
+            replace(cluster_of(num_nodes=16), network=network), [list(range(128))], size=1e10
+        )
+        return end
+
+    assert alone(16) > 1.5 * alone(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("degraded", {"node0/nic0": 0.5}), ("failed", ["node0/nic0"]), ("oversubscription", 4.0)],
+)
+def test_what_flows_apart_would_ignore_is_refused(name, value):
+    table = {f"cluster.network.{name}": value}
+    if name == "oversubscription":
+        table["cluster.network.layout"] = "pods"
+    with pytest.raises(sim.DescriptionError, match=f'{name} .* set run.network = "fluid"'):
+        sim.load("gpt2-xl-1f1b-32gpu", table)
+
+
+def test_a_network_that_flows_apart_do_not_see_is_among_the_assumptions():
+    railed = sim.load("gpt2-xl-1f1b-32gpu", {"cluster.network.layout": "rail"})
+    assert any("(rail) never hold a flow back" in line for line in assumptions(railed))

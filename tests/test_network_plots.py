@@ -100,7 +100,7 @@ def railed() -> Result:
 
 @pytest.fixture(scope="module", params=list(CLUSTERS))
 def any_topology(request: pytest.FixtureRequest) -> Figure:
-    return simulated(CLUSTERS[request.param]).plot.topology()
+    return simulated(CLUSTERS[request.param], "fluid").plot.topology()
 
 
 def gids(figure: Figure) -> list[str]:
@@ -214,7 +214,7 @@ def test_no_text_of_a_topology_is_smaller_than_6_points(any_topology: Figure) ->
 
 @pytest.mark.parametrize("name", list(CLUSTERS))
 def test_no_two_boxes_overlap(name: str) -> None:
-    fabric = build(scenario(table(CLUSTERS[name]), Path("n.toml")).cluster)
+    fabric = build(scenario(table(CLUSTERS[name], "fluid"), Path("n.toml")).cluster)
     boxes = lay_out(fabric, fabric.graph()).boxes.values()
     assert not any(
         abs(a.x - b.x) < (a.width + b.width) / 2 - 1e-9
@@ -314,7 +314,7 @@ def test_the_command_line_refuses_links_before_it_simulates(
 
 
 def test_the_text_of_a_topology_says_how_nodes_are_joined() -> None:
-    text = topology_text(scenario(table(CLUSTERS["pods"]), Path("n.toml")).cluster)
+    text = topology_text(scenario(table(CLUSTERS["pods"], "fluid"), Path("n.toml")).cluster)
     assert (
         "network pods, switches of 32 ports, oversubscribed 2 to 1, 4 spines, ecmp routing" in text
     )
@@ -326,7 +326,7 @@ def test_the_text_of_a_topology_says_how_devices_are_joined() -> None:
 
 
 def test_the_text_of_a_topology_names_what_failed() -> None:
-    text = topology_text(scenario(table(CLUSTERS["rail"]), Path("n.toml")).cluster)
+    text = topology_text(scenario(table(CLUSTERS["rail"], "fluid"), Path("n.toml")).cluster)
     assert "impaired: leaf0<>spine1 failed" in text
 
 

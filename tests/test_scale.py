@@ -43,6 +43,11 @@ def test_an_axis_along_which_ranks_differ_does_not_fold(scenario_of):
     assert run(program, ticks, folding=folding) == whole
 
 
+def test_the_reference_engine_does_not_say_that_it_folded(scenario_of):
+    result = sim.simulate(scenario_of(plan={"dp": 2, "pp": 2, "tp": 2}), engine="reference")
+    assert not any("folded" in note for note in result.notes)
+
+
 def test_a_report_is_the_same_folded_and_whole(scenario_of):
     s = scenario_of(plan={"dp": 2, "pp": 2, "tp": 2})
     one, all_ranks = (sim.simulate(s, folded=folded).to_dict() for folded in (True, False))

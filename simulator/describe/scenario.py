@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from simulator.describe.cluster import Cluster
 from simulator.describe.fields import validate
 from simulator.describe.model import Model
+from simulator.describe.network import Network
 from simulator.describe.plan import Plan
 from simulator.describe.run import PRECISIONS, Precision, Run
 from simulator.errors import DescriptionError
@@ -89,12 +90,27 @@ def _contradictions(s: Scenario) -> Iterator[str]:
         schedule_name(plan.schedule)
     except DescriptionError as error:
         yield f"plan.{error}"
+    yield from _flows_apart(s)
     peak = cluster.node.device.peak
     if s.precision.matmul not in peak:
         yield (
             f"run.precision {run.precision!r}: {cluster.node.device.name} has no rate for it; "
             f"it has {', '.join(peak)}"
         )
+
+
+def _flows_apart(s: Scenario) -> Iterator[str]:
+    """Say what of the network would be ignored when no flow meets another."""
+    network, plain = s.cluster.network, Network()
+    if s.run.network != "alpha-beta":
+        return
+    for name in ("degraded", "failed", "oversubscription"):
+        value = getattr(network, name)
+        if value != getattr(plain, name):
+            yield (
+                f"cluster.network.{name} {value!r} has no effect in run.network 'alpha-beta', "
+                'where links do not slow flows; set run.network = "fluid"'
+            )
 
 
 def _tensor_parallel(model: Model, tp: int) -> Iterator[str]:

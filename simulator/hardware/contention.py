@@ -1,12 +1,13 @@
 """From a Program and a cluster to Traffic: the links of the fabric that every flow loads.
 
 A flow takes the latency of the network model, then moves its bytes over the links on which its
-algorithm lays them, at the model's rate when nothing is in its way. So where nothing contends it
-takes exactly the time of the alpha-beta model.
+algorithm lays them, at the model's rate when nothing is in its way. So where nothing contends,
+and no link is degraded or oversubscribed, it takes exactly the time of the alpha-beta model.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -78,11 +79,15 @@ class _Table:
 
     def __init__(self, fabric: Fabric, cluster: Cluster) -> None:
         self.fabric, self.cluster = fabric, cluster
+        network = cluster.network
+        impaired = bool(network.degraded or network.failed)
+        sound = replace(cluster, network=replace(network, degraded={}, failed=()))
+        self.sound = build(sound) if impaired else fabric
         self.latency: list[int] = []
         self.size: list[float] = []
         self.limit: list[float] = []
         self.loads: list[Load] = []
-        self._known: dict[tuple[str, str, int, bytes], Load] = {}
+        self._known: dict[tuple[str, str, int, bytes], tuple[Load, Load]] = {}
 
     def add(self, flow: Flow, ranks: Int64, shape: GroupShape) -> None:
         """Add the demand of a flow over the ranks of a group."""
@@ -92,25 +97,32 @@ class _Table:
         self.limit.append(model.bytes_per_s)
         key = (model.algorithm, flow.name, flow.servers, ranks.tobytes())
         if key not in self._known:
-            self._known[key] = self.load(model.algorithm, ranks, flow)
-        load = self._known[key]
+            load = self.load(self.fabric, model.algorithm, ranks, flow)
+            if self.sound is self.fabric:
+                self._known[key] = load, load
+            else:
+                self._known[key] = load, self.load(self.sound, model.algorithm, ranks, flow)
+        load, sound = self._known[key]
         if model.algorithm != "PARAMETER_SERVER":  # a formula, not measured: its routes decide
-            load = self._within(load, model.bytes_per_s)
+            excess = self._excess(sound, model.bytes_per_s)
+            load = Load(load.links, load.coefficient / excess)
         self.loads.append(load)
 
-    def _within(self, load: Load, rate: float) -> Load:
-        """Return a load that its links can carry at the rate that the model says it reaches.
+    def _excess(self, load: Load, rate: float) -> float:
+        """Return how far a model's rate is above what sound nodes can carry, or 1.
 
-        What a collective achieves alone is measured; where that is more than the links' stated
-        efficiency allows, its bytes count for less.
+        What a collective achieves alone is measured; where that is more than the links of its
+        nodes carry at their stated efficiency, its bytes count for less. Links between switches,
+        and what is degraded or failed, have no part in that: they hold it back.
         """
-        if not len(load.links) or rate == np.inf:
-            return load
-        most = (load.coefficient * rate / self.fabric.capacity[load.links]).max()
-        return Load(load.links, load.coefficient / max(float(most), 1.0))
+        ends = self.sound.of_nodes[load.links]
+        if not ends.any() or rate == np.inf:
+            return 1.0
+        capacity = self.sound.capacity[load.links[ends]]
+        return max(float((load.coefficient[ends] * rate / capacity).max()), 1.0)
 
-    def load(self, algorithm: str, ranks: Int64, flow: Flow) -> Load:
-        """Return the links that a collective loads."""
+    def load(self, fabric: Fabric, algorithm: str, ranks: Int64, flow: Flow) -> Load:
+        """Return the links of a fabric that a collective loads."""
         if algorithm == "NONE":
             return Load(np.zeros(0, np.int32), np.zeros(0))
         if algorithm == "SEND":
@@ -122,8 +134,8 @@ class _Table:
             messages = Messages(messages.target, messages.source, messages.share)
         moving = messages.source != messages.target
         source, target, share = (column[moving] for column in messages)
-        routes = self.fabric.routes(source, target)
-        bytes_on = np.zeros(len(self.fabric.capacity))
+        routes = fabric.routes(source, target)
+        bytes_on = np.zeros(len(fabric.capacity))
         np.add.at(bytes_on, routes.links, np.repeat(share, np.diff(routes.offset)))
         used = np.flatnonzero(bytes_on)
         return Load(used.astype(np.int32), bytes_on[used])

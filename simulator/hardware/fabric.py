@@ -222,6 +222,15 @@ class Fabric:
         size = len(self.node_wires.tail) * self.cluster.num_nodes
         return np.arange(len(self.tail)) < size
 
+    @cached_property
+    def of_nodes(self) -> npt.NDArray[np.bool_]:
+        """Whether a link is a node's own or an adapter's, not between switches; all of a torus."""
+        if self.cluster.network.layout == "torus":
+            return np.ones(len(self.tail), bool)
+        own = self._inner.copy()
+        own[self.port[self.port >= 0]] = own[self.port[self.port >= 0] + 1] = True
+        return own
+
     def _local(self, a: Ints, b: Ints) -> tuple[Paths, Ints]:
         """Return routes inside nodes between vertices of the same node, each by its first."""
         size, wires = len(self.inside), len(self.node_wires.tail)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.describe.network import Network
 from simulator.describe.scenario import Scenario
 from simulator.hardware.compute import BOUNDS, work_seconds
 from simulator.lower.layers import layer_flops_per_token, model_flops_per_token
@@ -152,6 +153,16 @@ def assumptions(s: Scenario) -> list[str]:
             "collectives run as NCCL's cost model chooses, or as the cluster forces; "
             + NETWORK[s.run.network]
         )
+        if s.cluster.node.layout != "switch":
+            out.append(
+                "a collective alone uses all links of each device, whatever the layout "
+                f"({s.cluster.node.layout}) of the node"
+            )
+        if s.run.network == "alpha-beta" and s.cluster.network != Network():
+            out.append(
+                f"links between nodes ({s.cluster.network.layout}) never hold a flow back; "
+                'run.network = "fluid" routes flows over them'
+            )
     if plan.pp > 1:
         out.append("sends and receives overlap computation; receives are posted ahead")
     if plan.tp > 1:
