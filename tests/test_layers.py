@@ -19,9 +19,9 @@ from simulator.lower import lower, lower_schedule
 from simulator.lower.layers import (
     Shapes,
     blocks,
-    layer_flops_per_token,
     model_flops_per_token,
     num_parameters,
+    recomputed_flops_per_token,
     shapes,
 )
 from simulator.lower.memory import static_memory
@@ -99,7 +99,13 @@ def test_model_flops_of_a_token_do_not_depend_on_the_plan() -> None:
     alone = catalogued("llama-3-8b", 4096)
     split = catalogued("llama-3-8b", 4096, tp=8)
     assert model_flops_per_token(alone) == model_flops_per_token(split)
-    assert layer_flops_per_token(alone) == layer_flops_per_token(split)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputed_flops_of_a_token_do_not_depend_on_the_plan(recompute: str) -> None:
+    alone = catalogued("llama-3-8b", 4096, recompute=recompute)
+    split = catalogued("llama-3-8b", 4096, recompute=recompute, tp=8)
+    assert recomputed_flops_per_token(alone) == recomputed_flops_per_token(split) > 0
 
 
 # Question 35: 5762 tokens/s on an H100 of 989 TFLOP/s at s=8192 is 35.6 % by this convention when
@@ -232,7 +238,7 @@ def test_recomputation_repeats_the_forward_of_the_layers(scenario_of: ScenarioOf
     s = scenario_of(plan={"recompute": "full"}, run={"attention": "unfused", "num_steps": 1})
     again = 2 * 4 * 12 * 64**2 + 4 * 4 * 64 * 32
     assert matmul_flops(lower(s).flat) == 4 * 32 * (6 * 204_800 + 98_304 + again)
-    assert layer_flops_per_token(s) == again
+    assert recomputed_flops_per_token(s) == again
 
 
 # Megatron-LM: one all-reduce after attention and one after the MLP forward, one before each

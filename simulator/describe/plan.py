@@ -50,8 +50,19 @@ class Plan:
     They lie on the first ranks of the group, beside their training, and share its links: no device
     or node is set apart for them.
     """
-    recompute: Literal["none", "full"] = "none"
-    """`full` keeps only the input of each layer and computes its forward again in backward."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What backward computes again instead of keeping it: `full` all of a layer but its input,
+    `selective` the attention core (scores, softmax, dropout, context), as Korthikanti et al., 2022
+    (arXiv 2205.05198), section 5."""
+    recompute_layers: Count | None = None
+    """Layers of each stage, its first ones, that recompute; all when absent."""
+    sequence_parallel: bool = False
+    """Divide norms, residuals and dropouts over the tp ranks along the sequence: all-reduces become
+    an all-gather and a reduce-scatter (Korthikanti et al., 2022, section 4.2.2)."""
+    tp_overlap: Literal["none", "grads"] = "none"
+    """`grads` runs backward's tensor-parallel collectives beside the products that do not need
+    them, as Megatron-LM: the all-reduce (reduce-scatter) of an input's gradient beside that of the
+    weight and, with sequence parallelism, the input's second all-gather beside the former."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -74,6 +85,14 @@ class Plan:
             problems.append(
                 f"Plan.servers: {self.servers} is more than the dp {self.dp} ranks they lie on"
             )
+        if self.recompute_layers is not None and self.recompute == "none":
+            problems.append(
+                f"Plan.recompute_layers: {self.recompute_layers} has no effect with recompute "
+                "'none'; set plan.recompute"
+            )
+        for name, off in (("sequence_parallel", False), ("tp_overlap", "none")):
+            if self.tp == 1 and getattr(self, name) != off:
+                problems.append(f"Plan.{name}: {getattr(self, name)!r} has no effect with tp 1")
         if problems:
             raise DescriptionError(problems)
 

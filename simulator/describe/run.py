@@ -21,6 +21,8 @@ class Precision:
     """Bytes of the fp32 copy that the optimizer updates; 0 where the weight itself is fp32."""
 
 
+FP32_BYTES = 4
+
 PRECISIONS = {
     "fp32": Precision("fp32", 4, 4, 4, 0),
     "tf32": Precision("tf32", 4, 4, 4, 0),
@@ -58,6 +60,9 @@ class Run:
     """Tokens of one sample."""
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "bf16"
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "adamw"
+    gradient_dtype: Literal["fp32"] | None = None
+    """In what gradients are accumulated and reduced: `fp32` as Megatron-LM's main gradients; that
+    of the weights when absent."""
     attention: Literal["flash", "unfused"] = "flash"
     """`flash` never writes the score matrix to memory; `unfused` writes and keeps it."""
     network: Literal["alpha-beta", "fluid"] = "alpha-beta"
@@ -66,7 +71,8 @@ class Run:
     """Optimizer steps simulated; the last one is reported as the steady state."""
     detail: Literal["stage", "layer", "kernel"] = "layer"
     """How finely a pass is cut into ops: an op a `kernel`; a run of kernels of a `layer` between
-    collectives; a few ops a `stage`, for sweeps. It moves no time, but what the timeline shows."""
+    collectives; a few ops a `stage`, for sweeps (a layer's where plan.tp_overlap needs them
+    apart). It moves no time, but what the timeline shows."""
 
     def __post_init__(self) -> None:
         validate(self)

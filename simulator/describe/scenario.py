@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.describe.cluster import Cluster
 from simulator.describe.fields import validate
 from simulator.describe.model import Model
 from simulator.describe.network import Network
 from simulator.describe.plan import Plan
-from simulator.describe.run import PRECISIONS, Precision, Run
+from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
 from simulator.errors import DescriptionError
 from simulator.schedules import schedule_name
 
@@ -48,7 +48,8 @@ class Scenario:
     @property
     def precision(self) -> Precision:
         """Bytes and matrix precision of the run's mode of arithmetic."""
-        return PRECISIONS[self.run.precision]
+        mode = PRECISIONS[self.run.precision]
+        return mode if self.run.gradient_dtype is None else replace(mode, gradient=FP32_BYTES)
 
     @property
     def tokens_per_step(self) -> int:
@@ -66,6 +67,11 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"{cluster.world_size} devices{_dp_hint(plan, cluster)}"
         )
     yield from _tensor_parallel(model, plan.tp)
+    if plan.sequence_parallel and run.sequence_length % plan.tp:
+        yield (
+            f"plan.sequence_parallel: plan.tp {plan.tp} does not divide run.sequence_length "
+            f"{run.sequence_length}"
+        )
     if plan.pp > model.num_hidden_layers:
         yield f"plan.pp {plan.pp} is more than the {model.num_hidden_layers} layers of {model.name}"
     elif sum(s.layers_per_stage) != model.num_hidden_layers:

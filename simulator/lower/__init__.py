@@ -11,6 +11,7 @@ from simulator.describe.scenario import Scenario
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.grid import Grid, to_grid
+from simulator.lower.layers import shapes
 from simulator.lower.memory import static_memory
 from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import expand, repeat_steps
@@ -36,8 +37,8 @@ def lower(s: Scenario) -> Program:
     require(400.0 * world, f"{world:,} ranks", "describe a smaller cluster")
     grid = _complete_grid(s.plan.schedule, s.plan.pp, s.num_microbatches)
     bodies = stage_bodies(s)
-    boundary = s.precision.activation * s.plan.microbatch_size * s.run.sequence_length
-    message = Flow("send_recv", float(boundary * s.model.hidden_size))
+    boundary = s.precision.activation * shapes(s).local_tokens * s.model.hidden_size
+    message = Flow("send_recv", float(boundary))
     costs = (*bodies.costs, message)
     replica = expand(grid, bodies.stages, len(bodies.costs))
     static = np.array([stage.total for stage in static_memory(s)])

@@ -1,7 +1,8 @@
 """Bodies: the ops that one action of one stage performs, as small columns.
 
 A body is a main chain of segments (compute, tensor-parallel collectives), each after the one
-before, with side branches (gradient buckets on the dp stream) hanging off it.
+before, with side branches (gradient buckets on the dp stream) hanging off it. A collective that
+runs beside the next segment is waited for by the one after that.
 """
 
 from __future__ import annotations
@@ -89,11 +90,16 @@ def body(
     """
     rows: list[tuple[int, int, int, int]] = []
     previous, full = NONE, 0.0  # index of the last op of the chain; bytes waiting in the bucket
+    fresh = due = NONE  # flows beside the chain: of the segment before, and to be waited for now
     ends = list(segments)
     for i, segment in enumerate(ends):
-        moves = previous != NONE and rows[previous][1] != segment.stream
-        need = len(rows) - previous if moves else 0
-        previous = len(rows)
+        waited = previous if due == NONE or segment.stream != COMPUTE else due
+        moves = waited != NONE and rows[waited][1] != segment.stream
+        need = len(rows) - waited if moves else 0
+        if segment.beside:
+            fresh = len(rows)
+        else:
+            previous, due, fresh = len(rows), fresh, NONE
         rows.append((table.number(segment.cost), segment.stream, segment.layer, need))
         full += segment.gradient_bytes
         if bucket_bytes and full and (full >= bucket_bytes or i == len(ends) - 1):
@@ -131,7 +137,7 @@ def stage_bodies(s: Scenario) -> Bodies:
     """Return the bodies of every stage of a scenario; plans of a sweep that agree share them."""
     key = (
         s.model, shapes(s), s.layers_per_stage, s.run.precision, s.run.optimizer, s.run.detail,
-        s.plan.recompute,
+        s.plan.recompute, s.plan.recompute_layers,
         (s.plan.bucket_size, s.plan.num_servers) if s.plan.dp > 1 else None,
     )  # fmt: skip
     if key not in _CACHE:
@@ -175,15 +181,18 @@ def _one_stage(
     for block in (parts.embedding, parts.layer, parts.head):
         if not present[block.name]:
             continue
-        f, b = _passes(s, block, shared)
+        limit = s.plan.recompute_layers
+        kept = _passes(s, block, shared, "none")
+        again = _passes(s, block, shared, s.plan.recompute) if block is parts.layer else kept
         for layer in range(num_layers) if block is parts.layer else (NONE,):
+            f, b = again if limit is None or layer < limit else kept
             forward += [seg._replace(layer=layer) for seg in f]
             backward += [seg._replace(layer=layer) for seg in reversed(b)]
     backward.reverse()
     params = stage_params(s, parts, *key)
     bucket = s.plan.bucket_size if s.plan.dp > 1 else 0.0
     last = backward
-    if s.run.detail == "stage":
+    if s.run.detail == "stage" and not any(segment.beside for segment in backward):
         last = joined(backward, bucket)
         forward, backward = joined(forward, 0.0), joined(backward, 0.0)
     plain = body(backward, table)
@@ -202,8 +211,10 @@ def _exchange(s: Scenario) -> Flow:
     return Flow("push_pull", 0.0, servers=servers) if servers else ALL_REDUCE
 
 
-def _passes(s: Scenario, block: Block, shared: bool) -> tuple[list[Segment], list[Segment]]:
-    """Return the forward and the backward segments of a block, with recomputation if planned."""
+def _passes(
+    s: Scenario, block: Block, shared: bool, recompute: str
+) -> tuple[list[Segment], list[Segment]]:
+    """Return the forward and the backward segments of a block, with what backward recomputes."""
     detail, size = s.run.detail, s.precision.gradient
 
     def gradient(_index: int, o: Operator) -> float:
@@ -212,20 +223,26 @@ def _passes(s: Scenario, block: Block, shared: bool) -> tuple[list[Segment], lis
     def everything(_index: int, o: Operator) -> float:
         return o.kept_bytes
 
-    def layer_input(index: int, o: Operator) -> float:  # the first operator keeps it
-        return o.kept_bytes if index == 0 else 0.0
+    def first(index: int, o: Operator) -> float:
+        if recompute == "full":  # the first operator keeps the layer's input
+            return o.kept_bytes if index == 0 else 0.0
+        return o.kept_bytes if o.core_input_bytes is None else o.core_input_bytes
 
-    def all_but_input(index: int, o: Operator) -> float:
-        return 0.0 if index == 0 else o.kept_bytes
+    def rest(index: int, o: Operator) -> float:
+        return o.kept_bytes - first(index, o)
 
-    backward = segments(block, BACKWARD, detail, Holding(everything, gradient))
-    if s.plan.recompute == "none" or block.name != "layer":
-        return segments(block, FORWARD, detail, Holding(everything, gradient)), backward
+    def backward(part: Block) -> list[Segment]:
+        return segments(part, BACKWARD, detail, Holding(everything, gradient))
+
+    if recompute == "none":
+        return segments(block, FORWARD, detail, Holding(everything, gradient)), backward(block)
+    forward = segments(block, FORWARD, detail, Holding(first, gradient))
     again = FORWARD._replace(name="recompute")
-    return (
-        segments(block, FORWARD, detail, Holding(layer_input, gradient)),
-        segments(block, again, detail, Holding(all_but_input, gradient)) + backward,
-    )
+    if recompute == "full":
+        return forward, segments(block, again, detail, Holding(rest, gradient)) + backward(block)
+    before, core, after = block.around(lambda o: o.core_input_bytes is not None)
+    once_more = segments(core, again, detail, Holding(rest, gradient))
+    return forward, backward(after) + once_more + backward(core) + backward(before)
 
 
 def stage_params(s: Scenario, parts: Blocks, num_layers: int, is_first: bool, is_last: bool) -> int:

@@ -1,7 +1,8 @@
 """From a model to blocks of operators: the embedding, one layer, the head with its loss.
 
 Tensor parallelism is Megatron-LM's: attention heads and the MLP's inner dimension are divided over
-tp ranks, the vocabulary too; norms, residuals and dropouts are repeated on every rank.
+tp ranks, the vocabulary too; norms, residuals and dropouts are repeated on every rank, or with
+sequence parallelism divided along the sequence.
 """
 
 from __future__ import annotations
@@ -26,11 +27,18 @@ class Shapes:
     tp: int
     elements: op.Elements
     attention: str
+    sequence_parallel: bool = False
+    tp_overlap: bool = False
 
     @property
     def tokens(self) -> int:
         """Tokens of one microbatch."""
         return self.microbatch_size * self.sequence_length
+
+    @property
+    def local_tokens(self) -> int:
+        """Tokens that one rank norms, adds and drops out."""
+        return self.tokens // self.tp if self.sequence_parallel else self.tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +57,13 @@ class Block:
     def kept_bytes(self) -> float:
         """Activations of one microbatch that one rank keeps for backward."""
         return sum(o.kept_bytes for o in self.operators)
+
+    def around(self, inner: Callable[[Operator], bool]) -> tuple[Block, Block, Block]:
+        """Return the operators before the run of those that `inner` names, the run, the rest."""
+        at = [i for i, o in enumerate(self.operators) if inner(o)]
+        cuts = (slice(0, at[0]), slice(at[0], at[-1] + 1), slice(at[-1] + 1, None))
+        before, run, after = (Block(name=self.name, operators=self.operators[c]) for c in cuts)
+        return before, run, after
 
     @property
     def model_flops(self) -> float:
@@ -74,6 +89,8 @@ def shapes(s: Scenario) -> Shapes:
         tp=s.plan.tp,
         elements=op.Elements(p.activation, p.weight, p.gradient, p.matmul),
         attention=s.run.attention,
+        sequence_parallel=s.plan.sequence_parallel,
+        tp_overlap=s.plan.tp_overlap == "grads",
     )
 
 
@@ -116,28 +133,47 @@ def model_flops_per_token(s: Scenario) -> float:
     return 3 * forward / x.sequence_length
 
 
-def layer_flops_per_token(s: Scenario) -> float:
-    """Return the forward matrix FLOPs of one token in all layers, the head apart."""
-    x = shapes(s)
-    per_rank = blocks(s.model, x).layer.model_flops
-    return s.model.num_hidden_layers * per_rank * x.tp / x.tokens
+def recomputed_flops_per_token(s: Scenario) -> float:
+    """Return the forward matrix FLOPs of one token that backward computes again."""
+    x, layer = shapes(s), blocks(s.model, shapes(s)).layer
+    flops = {
+        "none": 0.0,
+        "selective": sum(o.model_flops for o in layer.operators if o.core_input_bytes is not None),
+        "full": layer.model_flops,
+    }[s.plan.recompute]
+    limit = s.plan.recompute_layers
+    layers = s.model.num_hidden_layers
+    if limit is not None:
+        layers = sum(min(limit, count) for count in s.layers_per_stage)
+    return layers * flops * x.tp / x.tokens
 
 
-def _parallel(x: Shapes, hidden: int, *inner: Operator) -> tuple[Operator, ...]:
+def _parallel(x: Shapes, hidden: int, first: Operator, *rest: Operator) -> tuple[Operator, ...]:
     """Wrap operators whose inner dimension is divided over the tensor-parallel ranks."""
     if x.tp == 1:
-        return inner
+        return (first, *rest)
+    return (*_entrance(x, hidden, first), *rest, _exit(x, hidden))
+
+
+def _entrance(x: Shapes, hidden: int, product: Operator) -> tuple[Operator, Operator]:
     size = float(x.elements.activation * x.tokens * hidden)
-    return (op.entering_tensor_parallel(size), *inner, op.leaving_tensor_parallel(size))
+    return op.first_of_region(
+        product, size, x.tp, sequence=x.sequence_parallel, overlap=x.tp_overlap
+    )
+
+
+def _exit(x: Shapes, hidden: int) -> Operator:
+    size = float(x.elements.activation * x.tokens * hidden)
+    return op.leaving_tensor_parallel(size, sequence=x.sequence_parallel)
 
 
 def _norm(name: str, model: Model, x: Shapes) -> Operator:
     bias = model.norm == "layer_norm"
-    return op.norm(name, x.elements, tokens=x.tokens, hidden=model.hidden_size, bias=bias)
+    return op.norm(name, x.elements, tokens=x.local_tokens, hidden=model.hidden_size, bias=bias)
 
 
 def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
-    e, tokens, h = x.elements, x.tokens, model.hidden_size
+    e, tokens, h, drops = x.elements, x.tokens, model.hidden_size, model.hidden_dropout > 0
     heads = op.Heads(
         batch=x.microbatch_size,
         sequence=x.sequence_length,
@@ -158,7 +194,7 @@ def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
             *ATTENTION[x.attention](e, heads, model.attention_dropout > 0),
             op.linear("proj", e, tokens=tokens, inputs=query_size, outputs=h, bias=bias),
         ),
-        op.residual("attention residual", e, size=tokens * h, dropout=model.hidden_dropout > 0),
+        op.residual("attention residual", e, size=x.local_tokens * h, dropout=drops),
     )  # fmt: skip
 
 
@@ -170,7 +206,7 @@ ATTENTION: Mapping[str, Callable[[op.Elements, op.Heads, bool], tuple[Operator, 
 
 
 def _mlp(model: Model, x: Shapes) -> tuple[Operator, ...]:
-    e, tokens, h = x.elements, x.tokens, model.hidden_size
+    e, tokens, h, drops = x.elements, x.tokens, model.hidden_size, model.hidden_dropout > 0
     inner = model.intermediate_size // x.tp
     up = (2 if model.gated_mlp else 1) * inner
     return (
@@ -181,7 +217,7 @@ def _mlp(model: Model, x: Shapes) -> tuple[Operator, ...]:
             op.activation(model.activation, e, size=tokens * inner, gated=model.gated_mlp),
             op.linear("fc2", e, tokens=tokens, inputs=inner, outputs=h, bias=model.mlp_bias),
         ),
-        op.residual("mlp residual", e, size=tokens * h, dropout=model.hidden_dropout > 0),
+        op.residual("mlp residual", e, size=x.local_tokens * h, dropout=drops),
     )  # fmt: skip
 
 
@@ -191,16 +227,15 @@ def _vocab_share(model: Model, x: Shapes) -> int:
 
 
 def _embedding(model: Model, x: Shapes) -> tuple[Operator, ...]:
-    size = float(x.elements.activation * x.tokens * model.hidden_size)
     look_up = op.embedding(
         x.elements,
         tokens=x.tokens,
         hidden=model.hidden_size,
         vocab=_vocab_share(model, x),
         positions=model.max_position_embeddings if model.position == "learned" else 0,
-        dropout=model.embedding_dropout > 0,
+        dropped=x.local_tokens if model.embedding_dropout > 0 else 0,
     )
-    return (look_up,) if x.tp == 1 else (look_up, op.leaving_tensor_parallel(size))
+    return (look_up,) if x.tp == 1 else (look_up, _exit(x, model.hidden_size))
 
 
 def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
@@ -212,5 +247,5 @@ def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
     # Megatron's vocabulary-parallel loss sums three fp32 numbers a token over the ranks:
     # the maximum, the target's logit and the sum of exponentials.
     number = Operator(name="loss sum", forward=(Flow("all_reduce", float(op.FP32 * x.tokens)),))
-    enter = op.entering_tensor_parallel(float(e.activation * x.tokens * h))
-    return (_norm("final norm", model, x), enter, logits, number, number, number, loss)
+    product = _entrance(x, h, logits)
+    return (_norm("final norm", model, x), *product, number, number, number, loss)

@@ -12,12 +12,19 @@ forward's two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
 
 from simulator.program import Flow, Kernel
 
-Part: TypeAlias = Kernel | Flow
+
+class Beside(NamedTuple):
+    """A collective that runs while the one kernel after it does, which does not wait for it."""
+
+    flow: Flow
+
+
+Part: TypeAlias = Kernel | Flow | Beside
 
 FP32 = 4
 """Bytes of the numbers that are kept in fp32 in every mode: losses, norms' statistics, logits."""
@@ -33,6 +40,8 @@ class Operator:
     weight_grad: tuple[Part, ...] = ()
     kept_bytes: float = 0.0
     """Activations alive from this forward until its backward."""
+    core_input_bytes: float | None = None
+    """Of an operator of the attention core: what of them selective recomputation keeps too."""
     params: int = 0
     """Parameters held by this rank."""
     model_flops: float = 0.0
@@ -88,6 +97,7 @@ def pointwise(
     kept_bytes: float,
     params: int = 0,
     flops_per_element: float = 1.0,
+    core_input_bytes: float | None = None,
 ) -> Operator:
     """Apply an element-wise function, bound by the bytes it moves; arguments count elements."""
 
@@ -101,6 +111,7 @@ def pointwise(
         input_grad=(kernel(f"{name} grad", grad_reads, grad_writes),),
         kept_bytes=kept_bytes,
         params=params,
+        core_input_bytes=core_input_bytes,
     )
 
 
@@ -169,6 +180,7 @@ def flash_attention(e: Elements, heads: Heads) -> Operator:
         forward=(Kernel("attention", 2 * product, read, e.matmul, shape),),
         input_grad=(Kernel("attention grad", 5 * product, read_back, e.matmul, shape),),
         kept_bytes=e.activation * (q + kv) + rows,
+        core_input_bytes=e.activation * (q + kv),
         model_flops=4.0 * b * a * s * s * d,
     )
 
@@ -187,15 +199,16 @@ def unfused_attention(e: Elements, heads: Heads, *, dropout: bool) -> tuple[Oper
             _product("scores dk", e, batch, s, d, s),
         ),
         kept_bytes=e.activation * (q + kv // 2),
+        core_input_bytes=e.activation * (q + kv // 2),
         model_flops=flops,
     )
     softmax = pointwise(
         "softmax", e, reads=scores, writes=scores, grad_reads=2 * scores, grad_writes=scores,
-        kept_bytes=e.activation * scores, flops_per_element=5,
+        kept_bytes=e.activation * scores, flops_per_element=5, core_input_bytes=0.0,
     )  # fmt: skip
     drop = pointwise(
         "attention dropout", e, reads=scores, writes=scores + mask, grad_reads=scores + mask,
-        grad_writes=scores, kept_bytes=float(scores),
+        grad_writes=scores, kept_bytes=float(scores), core_input_bytes=0.0,
     )  # fmt: skip
     context = Operator(
         name="context",
@@ -206,18 +219,22 @@ def unfused_attention(e: Elements, heads: Heads, *, dropout: bool) -> tuple[Oper
         ),
         # the dropped-out probabilities are a tensor of their own; without dropout softmax kept them
         kept_bytes=e.activation * ((scores if dropout else 0) + kv // 2),
+        core_input_bytes=e.activation * (kv // 2),
         model_flops=flops,
     )
     return (product, softmax, drop, context) if dropout else (product, softmax, context)
 
 
 def embedding(
-    e: Elements, *, tokens: int, hidden: int, vocab: int, positions: int, dropout: bool
+    e: Elements, *, tokens: int, hidden: int, vocab: int, positions: int, dropped: int
 ) -> Operator:
-    """Look up the rows of tokens, and of positions where they are learned; add; drop out."""
+    """Look up the rows of tokens, and of positions where they are learned; add; drop out.
+
+    `dropped` are the tokens that this rank drops out of.
+    """
     size = tokens * hidden
     learned = bool(positions)
-    mask = size if dropout else 0
+    mask = dropped * hidden
     moved = e.activation * size * (2 + learned) + mask
     grad = (e.activation + 2 * e.gradient) * size + mask  # read one row's gradient, add it in place
     return Operator(
@@ -245,14 +262,46 @@ def cross_entropy(e: Elements, *, tokens: int, vocab: int) -> Operator:
     )
 
 
-def entering_tensor_parallel(size: float) -> Operator:
+def entering_tensor_parallel(size: float, *, sequence: bool) -> Operator:
     """Copy into a tensor-parallel region: free forward, sums the input's gradient backward.
 
-    The conjugate operator *f* of Shoeybi et al., 2019 (arXiv 1909.08053), section 3.
+    The conjugate operator *f* of Shoeybi et al., 2019 (arXiv 1909.08053), section 3; where the
+    input is divided along the sequence, *g* of Korthikanti et al., 2022, section 4.2.2: it is
+    gathered, and its gradient reduce-scattered.
     """
+    if sequence:
+        gather, reduce = Flow("all_gather", size), Flow("reduce_scatter", size)
+        return Operator(name="enter tp", forward=(gather,), input_grad=(reduce,))
     return Operator(name="enter tp", input_grad=(Flow("all_reduce", size),))
 
 
-def leaving_tensor_parallel(size: float) -> Operator:
+def leaving_tensor_parallel(size: float, *, sequence: bool) -> Operator:
     """Sum the partial results of a tensor-parallel region forward: the conjugate operator *g*."""
+    if sequence:
+        gather, reduce = Flow("all_gather", size), Flow("reduce_scatter", size)
+        return Operator(name="leave tp", forward=(reduce,), input_grad=(gather,))
     return Operator(name="leave tp", forward=(Flow("all_reduce", size),))
+
+
+def _beside(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    return tuple(Beside(part) if isinstance(part, Flow) else part for part in parts)
+
+
+def first_of_region(
+    product: Operator, size: float, tp: int, *, sequence: bool, overlap: bool
+) -> tuple[Operator, Operator]:
+    """Return the entrance of a tensor-parallel region and the product that it feeds.
+
+    With `sequence` the product keeps its part of the input only and gathers it again for the
+    weight's gradient; with `overlap` backward's collectives run beside the product's kernels.
+    """
+    enter = entering_tensor_parallel(size, sequence=sequence)
+    summed = enter.input_grad
+    again = enter.forward if sequence else ()
+    if overlap:
+        enter = replace(enter, input_grad=())
+        input_grad = (*_beside(again), *product.input_grad, *_beside(summed))
+    else:
+        input_grad = (*again, *product.input_grad)
+    kept = product.kept_bytes / tp if sequence else product.kept_bytes
+    return enter, replace(product, input_grad=input_grad, kept_bytes=kept)

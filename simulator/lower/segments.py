@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from simulator.lower.layers import Block
-from simulator.lower.operators import Operator, Part
+from simulator.lower.operators import Beside, Operator, Part
 from simulator.program import NONE, Cost, Flow, Kernel, Work
 
 COMPUTE, TP, DP, TIED = range(4)
@@ -29,6 +29,8 @@ class Segment(NamedTuple):
     layer: int = NONE
     gradient_bytes: float = 0.0
     """Gradients that are complete when it ends."""
+    beside: bool = False
+    """Whether it is a flow beside which the next segment runs; the one after that waits for it."""
 
 
 class Pass(NamedTuple):
@@ -92,11 +94,12 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
         parts = run.parts(operator)
         own = [i for i, part in enumerate(parts) if isinstance(part, Kernel)]
         for i, part in enumerate(parts):
-            if isinstance(part, Flow):
+            if not isinstance(part, Kernel):
                 complete()
-                out.append(Segment(part, TP))
+                flow, beside = (part.flow, True) if isinstance(part, Beside) else (part, False)
+                out.append(Segment(flow, TP, beside=beside))
                 continue
-            if detail == "kernel":
+            if detail == "kernel" or _is_beside(out, kernels):
                 close()
             kernels.append(part)
             # memory comes alive with an operator's first kernel and is released with its last
@@ -108,6 +111,11 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
                 grads += holding.gradient(index, operator)
     complete()
     return out
+
+
+def _is_beside(out: list[Segment], kernels: list[Kernel]) -> bool:
+    """Return whether the kernels at hand are those that run beside the flow before them."""
+    return bool(kernels and out and out[-1].beside)
 
 
 def joined(chain: Sequence[Segment], bucket_bytes: float) -> list[Segment]:

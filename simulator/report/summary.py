@@ -10,7 +10,7 @@ import numpy as np
 from simulator.describe.network import Network
 from simulator.describe.scenario import Scenario
 from simulator.hardware.compute import BOUNDS, work_seconds
-from simulator.lower.layers import layer_flops_per_token, model_flops_per_token
+from simulator.lower.layers import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
 from simulator.units import format_bytes, format_seconds, to_seconds
@@ -70,7 +70,7 @@ def summarise(result: Result) -> Summary:
     seconds = result.step_time_s
     per_rank_peak = s.cluster.world_size * s.cluster.node.device.peak[s.precision.matmul]
     flops = model_flops_per_token(s)
-    again = layer_flops_per_token(s) if s.plan.recompute == "full" else 0.0
+    again = recomputed_flops_per_token(s)
     tokens = s.tokens_per_step / seconds
     shares = _shares(result, s)
     fullest = int(np.argmax(peak))
@@ -135,6 +135,14 @@ NETWORK = {
 """What each network model assumes."""
 
 
+TP_OVERLAP = {
+    "none": "tensor-parallel collectives do not overlap computation",
+    "grads": "tensor-parallel collectives of backward run beside the products that do not need "
+    "them; forward's do not overlap computation",
+}
+"""What each way to run tensor-parallel collectives assumes."""
+
+
 def assumptions(s: Scenario) -> list[str]:
     """Return what was assumed that moves the answer and that the scenario does not say."""
     device, plan = s.cluster.node.device, s.plan
@@ -166,7 +174,7 @@ def assumptions(s: Scenario) -> list[str]:
     if plan.pp > 1:
         out.append("sends and receives overlap computation; receives are posted ahead")
     if plan.tp > 1:
-        out.append("tensor-parallel all-reduces do not overlap computation")
+        out.append(TP_OVERLAP[plan.tp_overlap])
     if plan.dp > 1:
         how = "all-reduced"
         if plan.num_servers:
