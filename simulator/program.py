@@ -56,6 +56,8 @@ class Kernel:
     """(batch, m, n, k) of the kernel's matrix products; None where it has none."""
     count: int = 1
     """Times that it runs, one after the other."""
+    algorithm: str = ""
+    """Fused algorithm whose rate a device states, a key of `Device.fused`; empty where none is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ def _cost_lines(number: int, cost: Cost) -> list[str]:
         f"dtype={_quote(k.dtype)}"
         + (f" matmul={'x'.join(map(str, k.matmul))}" if k.matmul is not None else "")
         + _times(k.count)
+        + (f" algorithm={_quote(k.algorithm)}" if k.algorithm else "")
         for k in cost.kernels
     ]
 
@@ -266,7 +267,8 @@ def _read_kernel(draft: _Draft, words: list[str]) -> None:
         raise ValueError("a kernel must follow the work that it is part of")
     name = _unquote(_at(words, 0, "name", "a kernel"))
     required = ("flops", "bytes", "dtype")
-    fields = _fields(words[1:], "a kernel", required=required, optional=("matmul", "count"))
+    optional = ("matmul", "count", "algorithm")
+    fields = _fields(words[1:], "a kernel", required=required, optional=optional)
     shape = None
     if "matmul" in fields:
         sizes = [_whole(n, "size in matmul", 10**18) for n in fields["matmul"].split("x")]
@@ -274,7 +276,8 @@ def _read_kernel(draft: _Draft, words: list[str]) -> None:
             raise ValueError(f"matmul {fields['matmul']!r} is not of the form BATCHxMxNxK")
         shape = (sizes[0], sizes[1], sizes[2], sizes[3])
     flops, size = _number(fields, "flops"), _number(fields, "bytes")
-    kernel = Kernel(name, flops, size, _unquote(fields["dtype"]), shape, _count(fields))
+    algorithm, dtype = _unquote(fields.get("algorithm", "")), _unquote(fields["dtype"])
+    kernel = Kernel(name, flops, size, dtype, shape, _count(fields), algorithm)
     draft.costs[-1] = replace(cost, kernels=(*cost.kernels, kernel))
 
 

@@ -124,8 +124,9 @@ def durations(s: Scenario) -> dict[str, float]:
 
 
 # One layer and head, one microbatch, one step. In turn a column-parallel product's backward takes
-# gather + dgrad + wgrad + scatter (all-reduce without sequence parallelism); beside one another
-# max(gather, dgrad) + max(scatter, wgrad). The three are qkv, fc1 and the head.
+# gather + dgrad + wgrad + scatter (all-reduce without sequence parallelism), wgrad with the sum of
+# the bias's gradient; beside one another max(gather, dgrad) + max(scatter, wgrad). The three are
+# qkv, fc1 and the head, which has no bias.
 @pytest.mark.parametrize("sequence", [True, False])
 @pytest.mark.parametrize("detail", ["stage", "layer", "kernel"])
 def test_backwards_collectives_run_beside_the_products_that_do_not_need_them(
@@ -148,6 +149,7 @@ def test_backwards_collectives_run_beside_the_products_that_do_not_need_them(
     saved = 0
     for product in ("qkv", "fc1", "head"):
         dgrad, wgrad = took[f"{product} dgrad"], took[f"{product} wgrad"]
+        wgrad += took.get(f"{product} bias grad", 0)
         beside = max(gather, dgrad) + max(scatter, wgrad)
         saved += gather + dgrad + wgrad + scatter - beside
     before = sim.simulate(scenario("none", detail)).timeline.makespan

@@ -48,6 +48,13 @@ class Device:
     """Gap between two dependent kernels of one stream."""
     peak: dict[str, FlopsPerSecond]
     """Dense peak rate by precision, a key of `DTYPES`."""
+    compute_units: Count | None = None
+    """Units (SMs) over which a product's tiles are spread; absent where tiles do not matter."""
+    sustained_clock: Fraction = 1.0
+    """Share of the best rate that is left when the power limit holds the clock down for minutes."""
+    fused: dict[str, Fraction] = field(default_factory=dict)
+    """Share of the peak rate that a fused algorithm reaches on long sequences, by its name:
+    `flash forward`, `flash backward` (the library's best), `flash2 ...` (FlashAttention-2)."""
     architecture: Literal["volta", "ampere", "hopper", "blackwell"] = "ampere"
     """Generation, by which NCCL's tuner constants are chosen."""
     sources: tuple[Source, ...] = ()

@@ -63,8 +63,9 @@ class Run:
     gradient_dtype: Literal["fp32"] | None = None
     """In what gradients are accumulated and reduced: `fp32` as Megatron-LM's main gradients; that
     of the weights when absent."""
-    attention: Literal["flash", "unfused"] = "flash"
-    """`flash` never writes the score matrix to memory; `unfused` writes and keeps it."""
+    attention: Literal["flash", "flash2", "unfused"] = "flash"
+    """`flash` never writes the score matrix to memory, as the library's best kernels; `flash2` runs
+    FlashAttention-2, slower from Hopper on; `unfused` writes and keeps the matrix."""
     network: Literal["alpha-beta", "fluid"] = "alpha-beta"
     """`alpha-beta`: every flow takes its time alone; `fluid`: flows share links they meet on."""
     num_steps: Count = 2

@@ -90,16 +90,20 @@ def body(
     """
     rows: list[tuple[int, int, int, int]] = []
     previous, full = NONE, 0.0  # index of the last op of the chain; bytes waiting in the bucket
-    fresh = due = NONE  # flows beside the chain: of the segment before, and to be waited for now
+    fresh = due = NONE  # flows beside the chain: the last one, and one to be waited for now
     ends = list(segments)
     for i, segment in enumerate(ends):
-        waited = previous if due == NONE or segment.stream != COMPUTE else due
+        waited = previous
+        if segment.beside:
+            due, fresh = fresh, len(rows)
+        else:
+            if not segment.aside:
+                due, fresh = (due if fresh == NONE else fresh), NONE
+            if segment.stream == COMPUTE and due != NONE:
+                waited = due
+            previous, due = len(rows), NONE
         moves = waited != NONE and rows[waited][1] != segment.stream
         need = len(rows) - waited if moves else 0
-        if segment.beside:
-            fresh = len(rows)
-        else:
-            previous, due, fresh = len(rows), fresh, NONE
         rows.append((table.number(segment.cost), segment.stream, segment.layer, need))
         full += segment.gradient_bytes
         if bucket_bytes and full and (full >= bucket_bytes or i == len(ends) - 1):

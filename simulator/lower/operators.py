@@ -19,7 +19,11 @@ from simulator.program import Flow, Kernel
 
 
 class Beside(NamedTuple):
-    """A collective that runs while the one kernel after it does, which does not wait for it."""
+    """A collective beside which the operator's next kernels run.
+
+    What is not waited for by them is waited for by the kernels after the next such collective, or
+    by the next operator.
+    """
 
     flow: Flow
 
@@ -72,14 +76,19 @@ def _product(name: str, e: Elements, batch: int, m: int, n: int, k: int, out: in
 def linear(
     name: str, e: Elements, *, tokens: int, inputs: int, outputs: int, bias: bool
 ) -> Operator:
-    """Multiply (tokens x inputs) with a weight (inputs x outputs); keeps its input."""
+    """Multiply (tokens x inputs) with a weight (inputs x outputs); keeps its input.
+
+    A bias is added as the product is written; its gradient sums the output's over all tokens.
+    """
     # the gradient is added to what earlier microbatches left: read and written
     wgrad = _product(f"{name} wgrad", e, 1, inputs, outputs, tokens, out=2 * e.gradient)
+    size = float(tokens * outputs)
+    summed = Kernel(f"{name} bias grad", size, e.activation * size, "fp32")
     return Operator(
         name=name,
         forward=(_product(name, e, 1, tokens, outputs, inputs),),
         input_grad=(_product(f"{name} dgrad", e, 1, tokens, inputs, outputs),),
-        weight_grad=(wgrad,),
+        weight_grad=(summed, wgrad) if bias else (wgrad,),
         kept_bytes=e.activation * tokens * inputs,
         params=inputs * outputs + (outputs if bias else 0),
         model_flops=2.0 * tokens * inputs * outputs,
@@ -167,8 +176,11 @@ class Heads:
     dim: int
 
 
-def flash_attention(e: Elements, heads: Heads) -> Operator:
-    """Causal attention that never writes its scores; keeps q, k, v and one fp32 a row and head."""
+def flash_attention(e: Elements, heads: Heads, version: str = "flash") -> Operator:
+    """Causal attention that never writes its scores; keeps q, k, v and one fp32 a row and head.
+
+    `version` names the implementation, whose rates are `Device.fused`.
+    """
     b, s, a, g, d = heads.batch, heads.sequence, heads.queries, heads.keys, heads.dim
     q, kv = b * s * a * d, 2 * b * s * g * d
     product = 2.0 * b * a * s * s * d / 2  # one of the products, the masked half skipped
@@ -177,8 +189,12 @@ def flash_attention(e: Elements, heads: Heads) -> Operator:
     read, read_back = e.activation * (2 * q + kv) + rows, e.activation * (4 * q + 2 * kv) + rows
     return Operator(
         name="attention",
-        forward=(Kernel("attention", 2 * product, read, e.matmul, shape),),
-        input_grad=(Kernel("attention grad", 5 * product, read_back, e.matmul, shape),),
+        forward=(Kernel("attention", 2 * product, read, e.matmul, shape, 1, f"{version} forward"),),
+        input_grad=(
+            Kernel(
+                "attention grad", 5 * product, read_back, e.matmul, shape, 1, f"{version} backward"
+            ),
+        ),
         kept_bytes=e.activation * (q + kv) + rows,
         core_input_bytes=e.activation * (q + kv),
         model_flops=4.0 * b * a * s * s * d,

@@ -30,7 +30,9 @@ class Segment(NamedTuple):
     gradient_bytes: float = 0.0
     """Gradients that are complete when it ends."""
     beside: bool = False
-    """Whether it is a flow beside which the next segment runs; the one after that waits for it."""
+    """Whether it is a flow that the chain does not wait for at once."""
+    aside: bool = False
+    """Whether it runs beside the last such flow; it waits for the one before that."""
 
 
 class Pass(NamedTuple):
@@ -71,13 +73,14 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
     out: list[Segment] = []
     kernels: list[Kernel] = []
     alloc = free = grads = 0.0
+    aside = False
 
     def close() -> None:
         nonlocal alloc, free
         if kernels:
             name = kernels[0].name if detail == "kernel" else f"{block.name} {run.name}"
             work = Work(name, tuple(kernels), alloc_bytes=alloc, free_bytes=free)
-            out.append(Segment(work, COMPUTE))
+            out.append(Segment(work, COMPUTE, aside=aside))
         kernels.clear()
         alloc = free = 0.0
 
@@ -93,13 +96,17 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
     for index, operator in reversed(indexed) if run.reverse else indexed:
         parts = run.parts(operator)
         own = [i for i, part in enumerate(parts) if isinstance(part, Kernel)]
+        if aside:
+            close()
+        aside = False
         for i, part in enumerate(parts):
             if not isinstance(part, Kernel):
                 complete()
-                flow, beside = (part.flow, True) if isinstance(part, Beside) else (part, False)
-                out.append(Segment(flow, TP, beside=beside))
+                aside = isinstance(part, Beside)
+                flow = part.flow if isinstance(part, Beside) else part
+                out.append(Segment(flow, TP, beside=aside))
                 continue
-            if detail == "kernel" or _is_beside(out, kernels):
+            if detail == "kernel":
                 close()
             kernels.append(part)
             # memory comes alive with an operator's first kernel and is released with its last
@@ -111,11 +118,6 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
                 grads += holding.gradient(index, operator)
     complete()
     return out
-
-
-def _is_beside(out: list[Segment], kernels: list[Kernel]) -> bool:
-    """Return whether the kernels at hand are those that run beside the flow before them."""
-    return bool(kernels and out and out[-1].beside)
 
 
 def joined(chain: Sequence[Segment], bucket_bytes: float) -> list[Segment]:

@@ -128,6 +128,12 @@ def _bottleneck(shares: dict[str, float], peak: float, capacity: float) -> str:
     return f"{OWNERS[owner]}: {shares[owner]:.1%} of the step"
 
 
+TILED = {
+    False: ", whatever their shape",
+    True: " at best; less by how tiles fill the device, how deep k is, how rows align",
+}
+"""What is assumed of products where tiles do not matter, and where they do."""
+
 NETWORK = {
     "alpha-beta": "every rank has its even share of its node's adapters, and no flow meets another",
     "fluid": "flows that meet on a link share it fairly (max-min), at once and without loss",
@@ -147,9 +153,9 @@ def assumptions(s: Scenario) -> list[str]:
     """Return what was assumed that moves the answer and that the scenario does not say."""
     device, plan = s.cluster.node.device, s.plan
     out = [
-        f"matrix products sustain {device.matmul_efficiency:.1%} of the {s.precision.matmul} peak "
-        f"and memory-bound kernels {device.memory_efficiency:.1%} of the memory bandwidth, "
-        "whatever their shape",
+        f"matrix products sustain {device.matmul_efficiency * device.sustained_clock:.1%} of the "
+        f"{s.precision.matmul} peak{TILED[device.compute_units is not None]}, and memory-bound "
+        f"kernels {device.memory_efficiency:.1%} of the memory bandwidth, whatever their size",
         f"each kernel starts {format_seconds(device.launch_overhead)} after the one before it",
         "MFU counts attention in full (12 x layers x hidden x sequence a token) though causal "
         "kernels skip half of it",
