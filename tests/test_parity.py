@@ -16,20 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.describe import catalog
-from simulator.describe.loader import load
-from simulator.describe.scenario import Scenario
 from simulator.engine import ENGINES, Folding, compiled, events, fold, run
 from simulator.errors import DeadlockError
-from simulator.hardware import price
 from simulator.kernels import jit
-from simulator.lower import lower
 from simulator.lower.check import check
 from simulator.program import NONE, Groups, Int64, Program, Tiling
-from simulator.schedules import SCHEDULES
 from simulator.timeline import Timeline
 
 STREAMS = ("compute", "dp", "tp", None)
@@ -344,90 +338,6 @@ def test_tiles_that_do_not_meet_run_as_if_alone(build: Build, case: Case, tiles:
             alone.start.tolist(),
             alone.end.tolist(),
         )
-
-
-def alike_however_it_runs(scenario: Scenario) -> Folding:
-    """Check that folded and unfolded engines agree; return the folding."""
-    program = lower(scenario)
-    ticks = price(program, scenario.cluster)
-    folding = Folding.none(program)
-    if program.tiling is not None:
-        folding = folds_what_agrees(program, ticks)
-    expected = same_in_all(program, ticks)
-    assert expected.makespan > 0
-    for engine in ("compiled", "events"):
-        assert run(program, ticks, engine, folding) == expected, engine
-    return folding
-
-
-@pytest.mark.parametrize("name", catalog.names("scenarios"))
-def test_engines_agree_on_every_shipped_scenario(name: str) -> None:
-    shipped = load(name)
-    plan, nodes = shipped.plan, shipped.cluster.num_nodes
-    dp = 2 if plan.dp > 8 else plan.dp  # the reference runs every rank
-    microbatches = min(shipped.num_microbatches, plan.pp + 1, 5 if dp == plan.dp else 2)
-    few = {
-        "plan.dp": dp,
-        "cluster.num_nodes": nodes * dp // plan.dp,
-        "run.global_batch_size": dp * plan.microbatch_size * microbatches,
-        "run.num_steps": 2 if dp == plan.dp else 1,
-    }
-    alike_however_it_runs(load(name, few))
-
-
-@settings(max_examples=90, deadline=None)
-@given(data=st.data())
-def test_engines_agree_on_random_plans(
-    scenario_of: Any, cluster_of: Any, gpt: Any, llama: Any, data: st.DataObject
-) -> None:
-    dp, tp, pp = (data.draw(st.integers(1, 4)), data.draw(st.sampled_from([1, 2, 4])),
-                  data.draw(st.integers(1, 4)))  # fmt: skip
-    world = dp * tp * pp
-    assume(world <= 24)
-    model = data.draw(st.sampled_from([gpt, llama] if tp < 4 else [gpt]))
-    nodes = data.draw(st.sampled_from([n for n in range(1, world + 1) if world % n == 0]))
-    size = data.draw(st.integers(1, 2))
-    plan = {
-        "dp": dp, "tp": tp, "pp": pp, "microbatch_size": size,
-        "schedule": data.draw(st.sampled_from(list(SCHEDULES))),
-        "order": tuple(data.draw(st.permutations(["dp", "pp", "tp"]))),
-        "recompute": data.draw(st.sampled_from(["none", "full"])),
-        "bucket_size": data.draw(st.sampled_from([1.0, 1e5, 25e6])),
-    }  # fmt: skip
-    alike_however_it_runs(
-        scenario_of(
-            model=model,
-            plan=plan,
-            run={
-                "detail": data.draw(st.sampled_from(["stage", "layer", "kernel"])),
-                "num_steps": data.draw(st.integers(1, 3 if world <= 8 else 1)),
-            },
-            batch=dp * size * data.draw(st.integers(1, 4 if world <= 8 else 2)),
-            cluster=cluster_of(num_nodes=nodes, devices=world // nodes),
-        )
-    )
-
-
-# dp 3 x tp 2 on nodes of 3: the tp pair of ranks 2 and 3 lies on two nodes, the others on one. With
-# tp outermost, dp 3 x tp 4 on nodes of 4: the dp group 0, 1, 2 lies on one node, 3, 4, 5 on two.
-@pytest.mark.parametrize(
-    ("degrees", "order", "nodes", "folded"),
-    [
-        ((3, 2, 1), ("dp", "pp", "tp"), 2, {"tp"}),
-        ((3, 4, 1), ("tp", "pp", "dp"), 3, {"dp"}),
-        ((3, 2, 2), ("dp", "pp", "tp"), 4, set()),
-        ((2, 2, 2), ("dp", "pp", "tp"), 1, {"dp", "tp"}),
-        ((2, 2, 2), ("dp", "pp", "tp"), 2, {"dp", "tp"}),
-    ],
-)
-def test_replicas_that_lie_differently_are_not_folded(
-    scenario_of: Any, cluster_of: Any, degrees: tuple[int, int, int], order: tuple[str, ...],
-    nodes: int, folded: set[str],
-) -> None:  # fmt: skip
-    plan = dict(zip(("dp", "tp", "pp"), degrees, strict=True)) | {"order": order}
-    cluster = cluster_of(num_nodes=nodes, devices=math.prod(degrees) // nodes)
-    folding = alike_however_it_runs(scenario_of(plan=plan, cluster=cluster))
-    assert set(re.findall(r"(\w+) \d+ -> 1", folding.reason)) == folded
 
 
 @settings(max_examples=200, deadline=None)

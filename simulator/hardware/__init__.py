@@ -8,7 +8,7 @@ import numpy.typing as npt
 from simulator.describe.cluster import Cluster
 from simulator.errors import DescriptionError, ProgramError
 from simulator.hardware.compute import work_seconds
-from simulator.hardware.network import GroupShape, flow_seconds, group_shapes
+from simulator.hardware.network import GroupShape, flow_seconds, group_shapes, shapes_by_tile
 from simulator.program import NONE, Flow, Int64, Program, Work
 from simulator.units import TICKS_PER_SECOND
 
@@ -31,7 +31,8 @@ def price(program: Program, cluster: Cluster | None = None) -> Int64:
     if cluster is not None:
         shapes, shape_of_group = group_shapes(program.groups, cluster)
     flows = np.flatnonzero(program.joint != NONE)
-    by_flow = _shapes_by_tile(program, shape_of_group)[program.joint[flows]]
+    by_kind, kind = shapes_by_tile(program, shape_of_group)
+    by_flow = by_kind[kind[program.joint[flows]]]
     seconds = _seconds(program, cluster, shapes, flows, by_flow)
     # No path passes a row twice, so the sum over rows bounds every time of the run.
     bound = float(seconds.max(axis=1)[program.cost].sum())
@@ -73,16 +74,3 @@ def _seconds(
             assert isinstance(flow, Flow)  # a joint row is a flow: `check`
             seconds[number, shape] = flow_seconds(flow, shapes[shape], cluster)
     return seconds
-
-
-def _shapes_by_tile(program: Program, shape_of_group: Int64) -> Int64:
-    """Return the shape of the group of each joint op on each tile, one column if all agree."""
-    if not len(program.joint_group):
-        return np.zeros((0, 1), np.int64)
-    # joint ops with the same first group have the same groups on all tiles
-    groups, first, kind = np.unique(program.joint_group, return_index=True, return_inverse=True)
-    by_kind = shape_of_group[groups[:, None] + program.classes[program.partition[first]]]
-    if (by_kind == by_kind[:, :1]).all():
-        by_kind = by_kind[:, :1]
-    by_joint: Int64 = by_kind[kind.reshape(-1)]
-    return by_joint

@@ -21,7 +21,7 @@ from simulator.hardware.collectives import parameter_server_seconds
 from simulator.hardware.nccl import COLLECTIVES, Choice, choices
 from simulator.hardware.nccl_constants import HARDWARE_LATENCY_US
 from simulator.hardware.nccl_models import US, Group
-from simulator.program import Flow, Groups
+from simulator.program import Flow, Groups, Int64, Program
 
 
 class GroupShape(NamedTuple):
@@ -54,6 +54,27 @@ def group_shapes(
     _, first, index = np.unique(key, return_index=True, return_inverse=True)
     rows = np.stack([size, nodes, fewest], axis=1)[first]
     return [GroupShape(*row) for row in rows.tolist()], index.reshape(-1)
+
+
+def shapes_by_tile(program: Program, shape_of_group: Int64) -> tuple[Int64, Int64]:
+    """Return where the joint ops of a program lie on each tile.
+
+    Joint ops with the same first group have the same groups on all tiles: they are of one kind.
+
+    Args:
+        program: whose joint ops are asked for.
+        shape_of_group: number of the shape of each of its groups.
+
+    Returns:
+        (kinds, tiles) numbers of shapes, one column if all tiles agree, and each joint op's kind.
+    """
+    if not len(program.joint_group):
+        return np.zeros((0, 1), np.int64), np.zeros(0, np.int64)
+    groups, first, kind = np.unique(program.joint_group, return_index=True, return_inverse=True)
+    by_kind = shape_of_group[groups[:, None] + program.classes[program.partition[first]]]
+    if (by_kind == by_kind[:, :1]).all():
+        by_kind = by_kind[:, :1]
+    return by_kind, kind.reshape(-1)
 
 
 def nic_share(cluster: Cluster) -> float:

@@ -21,6 +21,7 @@ from simulator.units import TICKS_PER_SECOND, to_seconds
 if TYPE_CHECKING:
     import pandas as pd
 
+    from simulator.report.flows import FlowUse
     from simulator.report.links import LinkUse
     from simulator.report.plots import Plots
     from simulator.report.summary import Summary
@@ -119,6 +120,13 @@ class Result:
     def memory(self) -> MemoryTimeline:
         """Activations over time."""
         return memory_over_time(self.tiled, self.times)
+
+    @cached_property
+    def flows(self) -> tuple[FlowUse, ...]:
+        """Collectives and messages of the last step by kind: rates, transfer and wait."""
+        from simulator.report.flows import flow_use
+
+        return flow_use(self)
 
     @cached_property
     def links(self) -> LinkUse:

@@ -47,6 +47,7 @@ def result_text(result: Result) -> str:
         *_numbers(result, result.summary),
         "",
         _stage_table(result),
+        *_communication(result),
         *_busiest_links(result),
         "",
         "assumed:",
@@ -98,6 +99,14 @@ def _numbers(result: Result, summary: Summary) -> list[str]:
         "  owners      "
         + ", ".join(f"{OWNERS[k]} {v:.1%}" for k, v in summary.shares.items() if v >= 0.0005),
     ]
+
+
+def _communication(result: Result) -> list[str]:
+    if not result.flows:
+        return []
+    from simulator.report.flows import flows_text
+
+    return ["", flows_text(result.flows, result.breakdown)]
 
 
 def _busiest_links(result: Result) -> list[str]:
@@ -209,6 +218,7 @@ def result_dict(result: Result) -> dict[str, Any]:
         }
     out["notes"] = list(result.notes)
     out["num_ops"] = len(result.tiled)
+    out["flows"] = [use._asdict() for use in result.flows]
     if result.moves is not None:
         from simulator.report.links import links_dict
 
