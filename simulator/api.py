@@ -8,6 +8,7 @@ from simulator.describe.scenario import Scenario
 from simulator.engine import Folding, fold, run
 from simulator.errors import DescriptionError
 from simulator.hardware import price
+from simulator.hardware.placement import devices
 from simulator.lower import Actions, lower, lower_schedule
 from simulator.report.result import Moves, Result
 from simulator.schedules import BUBBLE_FRACTION, actions_of, read_actions, schedule_name
@@ -27,12 +28,13 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
         ProgramError: when the program cannot run; it says which ranks and ops.
     """
     program = lower(scenario)
-    ticks = price(program, scenario.cluster)
+    placement = devices(scenario.plan, scenario.cluster)
+    ticks = price(program, scenario.cluster, placement)
     traffic = None
     if scenario.run.network == "fluid":
         from simulator.hardware.contention import contended  # builds the fabric
 
-        ticks, traffic = contended(program, ticks, scenario.cluster)
+        ticks, traffic = contended(program, ticks, scenario.cluster, placement)
         folded = False  # flows of all replicas meet on links
     folded = folded and engine != "reference"  # which runs every rank
     folding = fold(program, ticks) if folded else Folding.none(program)

@@ -109,7 +109,7 @@ def check(scenario: str, overrides: tuple[str, ...]) -> None:
 
 @cli.group()
 def show() -> None:
-    """Print a schedule, a collective, a program, a topology, memory or the catalogue."""
+    """Print a schedule, a collective, a program, a topology, ranks, memory or the catalogue."""
 
 
 @show.command("schedule")
@@ -164,12 +164,37 @@ def show_program(scenario: str, overrides: tuple[str, ...]) -> None:
 
 @show.command("topology")
 @scenario_options
-def show_topology(scenario: str, overrides: tuple[str, ...]) -> None:
+@click.option("--plot", metavar="FILE", help="Draw it, with the ranks on their devices.")
+def show_topology(scenario: str, overrides: tuple[str, ...], plot: str | None) -> None:
     """Print the hardware of SCENARIO, its sources, and where each rank lies."""
+    if plot is not None:
+        from simulator.report.palette import check_path
+
+        check_path(plot)
     loaded = _load(scenario, overrides)
-    from simulator.report.topology import placement_text, topology_text
+    from simulator.report.placement import placement_text
+    from simulator.report.topology import topology_text
 
     click.echo(f"{topology_text(loaded.cluster)}\n\n{placement_text(loaded)}")
+    if plot is not None:
+        from simulator.report.network_plots import fabric_figure
+
+        fabric_figure(loaded, plot)
+
+
+@show.command("placement")
+@scenario_options
+@click.option("--json", "json_path", metavar="FILE", help="Write it as JSON; - for stdout.")
+def show_placement(scenario: str, overrides: tuple[str, ...], json_path: str | None) -> None:
+    """Print which rank of SCENARIO lies on which device, and the nodes that groups lie on."""
+    _check_outputs(json_path, None, [])
+    loaded = _load(scenario, overrides)
+    from simulator.report.placement import placement_dict, placement_text
+
+    if json_path:
+        _write_json(placement_dict(loaded), json_path)
+    if json_path != "-":
+        click.echo(placement_text(loaded))
 
 
 @show.command("memory")

@@ -291,3 +291,13 @@ def test_json_has_every_kind_with_units_in_its_keys(scenario_of):
     assert {key.rpartition("_")[2] for key, value in rows[0].items() if type(value) is float} == {
         "s", "bytes",
     }  # fmt: skip
+
+
+# Two nodes of 2: by block a tp pair lies on one node, cyclic on two.
+@pytest.mark.parametrize(("placement", "nodes"), [("block", 1), ("cyclic", 2)])
+def test_a_kind_spans_the_nodes_that_its_ranks_are_placed_on(
+    scenario_of, cluster_of, placement, nodes
+):
+    plan = {"dp": 2, "tp": 2, "placement": placement}
+    s = scenario_of(plan=plan, cluster=cluster_of(num_nodes=2, devices=2))
+    assert {use.nodes for use in simulate(s).flows if use.axis == "tp"} == {nodes}

@@ -77,7 +77,8 @@ def _rule(hint: Any, f: dataclasses.Field[Any]) -> Rule:
     optional = False
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         parts = [part for part in typing.get_args(hint) if part is not type(None)]
-        (hint,), optional = parts, len(parts) < len(typing.get_args(hint))
+        optional = len(parts) < len(typing.get_args(hint))
+        hint = typing.Union[tuple(parts)]  # noqa: UP007 - the parts are known only here
     markers: tuple[object, ...] = ()
     if typing.get_origin(hint) is Annotated:
         hint, *marked = typing.get_args(hint)
@@ -88,6 +89,11 @@ def _rule(hint: Any, f: dataclasses.Field[Any]) -> Rule:
 def complaint(value: object, base: Any, markers: Iterable[object]) -> str | None:
     """Say what is wrong with a value of a field, or return None when nothing is."""
     origin = typing.get_origin(base)
+    if origin in (types.UnionType, typing.Union):  # names, or what is no text
+        named = isinstance(value, str)
+        parts = typing.get_args(base)
+        base = next(p for p in parts if (typing.get_origin(p) is typing.Literal) == named)
+        return complaint(value, *split(base))
     if origin is typing.Literal:
         choices = typing.get_args(base)
         return None if value in choices else _not_among(value, [str(c) for c in choices])
@@ -153,11 +159,10 @@ def validate(description: Any) -> None:
                 here = f"{type(description).__name__}.{name}"
                 problems.append(f"{here}: {value!r} is not a {wanted.__name__}")
             continue
-        if typing.get_origin(rule.base) is tuple and isinstance(value, list):
-            value = tuple(value)  # as TOML and JSON write it
-            object.__setattr__(description, name, value)
         if wrong := complaint(value, rule.base, rule.markers):
             problems.append(f"{type(description).__name__}.{name}: {wrong}")
+        elif isinstance(value, list):  # as TOML and JSON write a tuple
+            object.__setattr__(description, name, tuple(value))
     if problems:
         raise DescriptionError(problems)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from simulator.describe.fields import Bytes, Count, validate
+from simulator.describe.fields import Bytes, Count, Range, validate
 from simulator.errors import DescriptionError
 
 Axis: TypeAlias = Literal["dp", "pp", "tp"]
@@ -32,6 +32,12 @@ class Plan:
     """Layers of each stage, first to last; even when absent."""
     order: tuple[Axis, ...] = AXES
     """Mesh axes from outermost to innermost: consecutive ranks differ in the last one."""
+    placement: Literal["block", "cyclic"] | tuple[Annotated[int, Range(0)], ...] = "block"
+    """Device of each rank; devices in use are numbered node by node.
+
+    `block`: rank r on device r. `cyclic`: consecutive ranks on consecutive nodes, round robin
+    (both as Slurm's --distribution names them). A list: rank r on device `placement[r]`.
+    """
     bucket_size: Bytes = 25e6
     """Gradients are reduced in buckets of at least this size (torch DDP: 25 MB).
 
@@ -100,6 +106,11 @@ class Plan:
     def world_size(self) -> int:
         """Ranks that the plan needs."""
         return self.dp * self.tp * self.pp
+
+    @property
+    def placement_name(self) -> str:
+        """The placement in a word."""
+        return self.placement if isinstance(self.placement, str) else "listed"
 
     @property
     def num_servers(self) -> int:

@@ -66,6 +66,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"but the cluster has {cluster.num_nodes} x {cluster.ranks_per_node} = "
             f"{cluster.world_size} devices{_dp_hint(plan, cluster)}"
         )
+    yield from _placement(plan, cluster)
     yield from _tensor_parallel(model, plan.tp)
     if plan.sequence_parallel and run.sequence_length % plan.tp:
         yield (
@@ -103,6 +104,28 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"run.precision {run.precision!r}: {cluster.node.device.name} has no rate for it; "
             f"it has {', '.join(peak)}"
         )
+
+
+def _placement(plan: Plan, cluster: Cluster) -> Iterator[str]:
+    """Say the first way in which a list of devices is no permutation of the cluster's."""
+    if isinstance(plan.placement, str):
+        return
+    count, rank_on = cluster.world_size, dict[int, int]()
+    once = f"each of the devices 0 to {count - 1} must be there once"
+    for rank, device in enumerate(plan.placement):
+        if device >= count:
+            yield f"plan.placement: rank {rank} is on device {device}; {once}"
+            return
+        if device in rank_on:
+            yield (
+                f"plan.placement: ranks {rank_on[device]} and {rank} are both on device {device}; "
+                f"{once}"
+            )
+            return
+        rank_on[device] = rank
+    missing = next((device for device in range(count) if device not in rank_on), None)
+    if missing is not None:
+        yield f"plan.placement: no rank is on device {missing}; {once}"
 
 
 def _flows_apart(s: Scenario) -> Iterator[str]:

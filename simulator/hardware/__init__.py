@@ -15,12 +15,15 @@ from simulator.units import TICKS_PER_SECOND
 __all__ = ["price"]
 
 
-def price(program: Program, cluster: Cluster | None = None) -> Int64:
+def price(
+    program: Program, cluster: Cluster | None = None, placement: Int64 | None = None
+) -> Int64:
     """Return the ticks that every op takes once it has started.
 
     By op id for a program without tiling, else (rows, tiles), or (rows, 1) where all tiles take
     the same. Each cost is priced once, a flow once for each shape of group; ops look it up.
-    Without a cluster every cost must state its seconds.
+    Without a cluster every cost must state its seconds. `placement` is the device of each rank
+    (`placement.devices`); rank r is on device r when absent.
 
     Raises:
         DescriptionError: when the run may last longer than the clock of ticks can tell.
@@ -29,7 +32,7 @@ def price(program: Program, cluster: Cluster | None = None) -> Int64:
     shapes: list[GroupShape] = []
     shape_of_group = np.zeros(len(program.groups), np.int64)
     if cluster is not None:
-        shapes, shape_of_group = group_shapes(program.groups, cluster)
+        shapes, shape_of_group = group_shapes(program.groups, cluster, placement)
     flows = np.flatnonzero(program.joint != NONE)
     by_kind, kind = shapes_by_tile(program, shape_of_group)
     by_flow = by_kind[kind[program.joint[flows]]]

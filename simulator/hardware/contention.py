@@ -29,16 +29,19 @@ class Load(NamedTuple):
     coefficient: Float64
 
 
-def contended(program: Program, ticks: Int64, cluster: Cluster) -> tuple[Int64, Traffic]:
+def contended(
+    program: Program, ticks: Int64, cluster: Cluster, placement: Int64 | None = None
+) -> tuple[Int64, Traffic]:
     """Return how long flows wait before they enter links, and what they put on them.
 
     Args:
         program: what is to run.
         ticks: its price, as `price` returns it: work keeps it, flows keep their latency of it.
         cluster: the hardware.
+        placement: the device of each rank; rank r is on device r when absent.
     """
-    fabric = build(cluster)
-    shapes, shape_of_group = group_shapes(program.groups, cluster)
+    fabric = build(cluster, placement)
+    shapes, shape_of_group = group_shapes(program.groups, cluster, placement)
     demand, pairs = _demands(program)
     table = _Table(fabric, cluster)
     for cost, group in pairs.tolist():
@@ -82,7 +85,7 @@ class _Table:
         network = cluster.network
         impaired = bool(network.degraded or network.failed)
         sound = replace(cluster, network=replace(network, degraded={}, failed=()))
-        self.sound = build(sound) if impaired else fabric
+        self.sound = build(sound, fabric.slot) if impaired else fabric
         self.latency: list[int] = []
         self.size: list[float] = []
         self.limit: list[float] = []
@@ -129,7 +132,8 @@ class _Table:
             messages = Messages(ranks[:1], ranks[1:], np.ones(1))
         else:
             steps = STEPS[flow.name](len(ranks)) if flow.name in STEPS else flow.servers
-            messages = PATTERNS[algorithm](layout(ranks, self.cluster.ranks_per_node), steps)
+            at = layout(ranks, self.cluster.ranks_per_node, fabric.slot)
+            messages = PATTERNS[algorithm](at, steps)
         if flow.name == "gather":
             messages = Messages(messages.target, messages.source, messages.share)
         moving = messages.source != messages.target

@@ -31,7 +31,7 @@ SPREAD: Mapping[str, Callable[[Ints, Ints, Ints], Hash]] = {
     "static": lambda source, target, key: target.astype(np.uint64),
     "ecmp": lambda source, target, key: mixed(key, source, target),
 }
-"""The number that chooses among equal routes, from source and target rank and key."""
+"""The number that chooses among equal routes, from source and target device and key."""
 
 
 class Route(NamedTuple):
@@ -140,8 +140,8 @@ class Fabric:
         """
         source, target = np.asarray(source, np.int64), np.asarray(target, np.int64)
         keys = np.broadcast_to(np.asarray(key, np.int64), source.shape)
-        pick = SPREAD[self.cluster.network.routing](source, target, keys)
         a, b = self.slot[source], self.slot[target]
+        pick = SPREAD[self.cluster.network.routing](a, b, keys)
         paths, lost = self._between(a, b, pick)
         if len(lost):
             self._refuse(int(source[lost[0]]), int(target[lost[0]]), len(lost))

@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from simulator.describe.cluster import Cluster
 from simulator.hardware.collectives import parameter_server_seconds
@@ -35,14 +34,18 @@ class GroupShape(NamedTuple):
 
 
 def group_shapes(
-    groups: Groups, cluster: Cluster
-) -> tuple[list[GroupShape], npt.NDArray[np.int64]]:
-    """Return the distinct shapes of groups, and for each group the index of its own."""
+    groups: Groups, cluster: Cluster, placement: Int64 | None = None
+) -> tuple[list[GroupShape], Int64]:
+    """Return the distinct shapes of groups, and for each group the index of its own.
+
+    `placement` is the device of each rank; rank r is on device r when absent.
+    """
     if not len(groups):
         return [], np.zeros(0, np.int64)
     size = np.diff(groups.offset)
     owner = np.repeat(np.arange(len(groups)), size)
-    node = groups.ranks // cluster.ranks_per_node
+    device = groups.ranks if placement is None else placement[groups.ranks]
+    node = device // cluster.ranks_per_node
     # One row for each (group, node) pair that occurs, with the number of ranks it holds.
     pairs, count = np.unique(owner * np.int64(cluster.num_nodes) + node, return_counts=True)
     of_group = pairs // cluster.num_nodes

@@ -27,25 +27,29 @@ class Messages(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The ranks of a group by node: (nodes, ranks a node), in order."""
+    """The ranks of a group, and where they lie."""
 
+    ranks: Int64
+    """In order of rank."""
     by_node: Int64
-
-    @property
-    def ranks(self) -> Int64:
-        """All ranks, node by node."""
-        return self.by_node.ravel()
+    """(nodes, ranks a node): nodes in the order of their first ranks, as NCCL counts them; inside a
+    node in the order of devices, which NCCL's search of a node does not ask ranks for."""
 
 
-def layout(ranks: Int64, per_node: int) -> Layout:
-    """Return the layout of a group whose ranks lie `per_node` of the cluster's on each node.
+def layout(ranks: Int64, per_node: int, placement: Int64 | None = None) -> Layout:
+    """Return the layout of a group in a cluster that uses `per_node` devices of each node.
 
-    Where nodes hold unequal numbers of the group's ranks, each rank counts as a node of its own.
+    `placement` is the device of each rank of the cluster; rank r is on device r when absent. Where
+    nodes hold unequal numbers of the group's ranks, each rank counts as a node of its own.
     """
     ordered = np.sort(ranks)
-    _, count = np.unique(ordered // per_node, return_counts=True)
+    device = ordered if placement is None else placement[ordered]
+    _, first, node, count = np.unique(
+        device // per_node, return_index=True, return_inverse=True, return_counts=True
+    )
     width = int(count[0]) if (count == count[0]).all() else 1
-    return Layout(ordered.reshape(-1, width))
+    by_node = ordered[np.lexsort((device, first[node.reshape(-1)]))]
+    return Layout(ordered, by_node.reshape(-1, width))
 
 
 def _join(*parts: tuple[Int64, Int64, Float64 | float]) -> Messages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from simulator.describe.plan import Plan
 
 IntArray = npt.NDArray[np.int64]
+Ranks = TypeVar("Ranks", int, IntArray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,8 @@ class Mesh:
         by_dp, by_pp, by_tp = self.strides
         return np.asarray(dp * by_dp + pp * by_pp + tp * by_tp, np.int64)
 
-    def coordinates(self, rank: int) -> dict[str, int]:
-        """Return the coordinates of a rank by axis."""
+    def coordinates(self, rank: Ranks) -> dict[str, Ranks]:
+        """Return the coordinates of a rank, or of an array of ranks, by axis."""
         by_dp, by_pp, by_tp = self.strides
         return {
             "dp": rank // by_dp % self.dp,

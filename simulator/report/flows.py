@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.describe.cluster import Cluster
+from simulator.describe.scenario import Scenario
 from simulator.hardware.nccl import BUS_FACTORS, COLLECTIVES
 from simulator.hardware.network import (
     GroupShape,
@@ -22,6 +23,7 @@ from simulator.hardware.network import (
     group_shapes,
     shapes_by_tile,
 )
+from simulator.hardware.placement import devices
 from simulator.program import NONE, Flow, Int64, Program
 from simulator.report.breakdown import COMMUNICATION, Breakdown, stream_category
 from simulator.report.text import table
@@ -85,7 +87,7 @@ Key = tuple[str, str, float, int, bool, int]
 def flow_use(result: Result) -> tuple[FlowUse, ...]:
     """Return each kind of communication of the last step, most time a rank first."""
     p, cluster = result.tiled, result.scenario.cluster if result.scenario else None
-    shapes, shape_of_group = _shapes(p, cluster)
+    shapes, shape_of_group = _shapes(p, result.scenario)
     by_kind, kind = shapes_by_tile(p, shape_of_group)
     patterns, pattern = np.unique(by_kind, axis=0, return_inverse=True)
     axes = [*map(stream_category, p.streams), "none"]  # the last is that of NONE, -1
@@ -104,10 +106,10 @@ def flow_use(result: Result) -> tuple[FlowUse, ...]:
     return tuple(sorted(uses, key=lambda use: -use.transfer_per_rank_s))
 
 
-def _shapes(program: Program, cluster: Cluster | None) -> tuple[list[GroupShape], Int64]:
+def _shapes(program: Program, s: Scenario | None) -> tuple[list[GroupShape], Int64]:
     """Return the shapes of groups and that of each; without a cluster all on one node."""
-    if cluster is not None:
-        return group_shapes(program.groups, cluster)
+    if s is not None:
+        return group_shapes(program.groups, s.cluster, devices(s.plan, s.cluster))
     sizes, index = np.unique(np.diff(program.groups.offset), return_inverse=True)
     return [GroupShape(size, 1, size) for size in sizes.tolist()], index.reshape(-1)
 

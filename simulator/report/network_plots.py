@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
 
+from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
 from simulator.hardware.fabric import Fabric, build
+from simulator.hardware.placement import devices
+from simulator.lower.mesh import Mesh
 from simulator.report import palette
 from simulator.report.fabric_layout import Drawing, lay_out, wire
 from simulator.report.palette import COLOURS, FAINT, INK, text_width
@@ -41,6 +45,10 @@ LINES = LinearSegmentedColormap.from_list("lines", HEAT(np.linspace(0.15, 1.0, 6
 
 NEUTRAL = "#8a8a8a"
 BOXES = {"gpu": "#ffffff", "switch": "#e4e4e4", "nic": "#fbf3d0", "trunk": "#e4e4e4"}
+TINTS = (
+    "#bfe0f5", "#f7d9a0", "#b4e3cf", "#efc4dc", "#f7f0a1", "#f3b99b", "#c9c5ee", "#d9d2c0",
+)  # fmt: skip
+"""Of devices whose ranks belong together: pale, so that their numbers can be read."""
 LOWER = 0.3
 """Inches that a time axis would take."""
 WIDEST = 5.0
@@ -122,21 +130,33 @@ def topology(result: Result, path: str | Path | None = None) -> Figure:
     Raises:
         DescriptionError: for a bare schedule, or when the figure cannot be saved.
     """
-    palette.check_path(path)
     if result.scenario is None:
         raise DescriptionError("the figure topology needs a cluster, and a schedule has none")
-    fabric = build(result.scenario.cluster)
+    return fabric_figure(result.scenario, path, result)
+
+
+def fabric_figure(
+    s: Scenario, path: str | Path | None = None, result: Result | None = None
+) -> Figure:
+    """Draw the fabric of a scenario with its ranks; of a result, with the use of its links.
+
+    Raises:
+        DescriptionError: when the figure cannot be saved.
+    """
+    palette.check_path(path)
+    fabric = build(s.cluster, devices(s.plan, s.cluster))
     graph = fabric.graph()
     drawing = lay_out(fabric, graph)
     rates = wires_drawn(drawing, graph)
-    use = link_means(result, rates)
+    use = link_means(result, rates) if result else {}
+    together, tints = device_tints(s, drawing)
     left, right, bottom, top = drawing.extent()
     heights = [y for pair in rates for line in wire(drawing, *pair) for _, y in line]
     bottom, top = min([bottom, *heights]), max([top, *heights])
     with palette.style():
         room = max(right - left + 0.5, 5.5)
         figure, (ax,) = palette.sheet(
-            room, [top - bottom + 0.35 - LOWER], titles=_titles(result, drawing),
+            room, [top - bottom + 0.35 - LOWER], titles=_titles(s, result, drawing, together),
             handles=_widths(rates, fabric, drawing), labels=[*drawing.rows.values(), "0"],
             right=1.3 if use else 0.25,
         )  # fmt: skip
@@ -148,7 +168,7 @@ def topology(result: Result, path: str | Path | None = None) -> Figure:
         colours = {pair: LINES(mean / most) for pair, mean in use.items()}
         _draw_wires(ax, drawing, rates, colours)
         _draw_failed(ax, drawing, fabric)
-        _draw_boxes(ax, drawing)
+        _draw_boxes(ax, drawing, tints)
         if use:
             _colour_bar(figure, ax, shades, "mean use in the step (%)", 0.2)
     return palette.save(figure, path)
@@ -189,15 +209,38 @@ def _round_up(value: float) -> float:
     return next((float(x) for x in (1, 2, 5, 10, 20, 50) if value <= x), 100.0)
 
 
-def _titles(result: Result, drawing: Drawing) -> list[str]:
-    assert result.scenario is not None  # the caller has checked
-    cluster = result.scenario.cluster
+def device_tints(s: Scenario, drawing: Drawing) -> tuple[str, dict[str, str]]:
+    """Return what the drawn ranks of one tint have in common, and the tint of each device.
+
+    That is the innermost of group, stage and replica which there are several of, but no more than
+    `TINTS`; nothing where there is none.
+    """
+    mesh = Mesh.of(s.plan)
+    ranks = {name: int(b.label) for name, b in drawing.boxes.items() if b.kind == "gpu" and b.label}
+    at = {name: mesh.coordinates(rank) for name, rank in ranks.items()}
+    keys = {
+        "tp group": {name: (a["dp"], a["pp"]) for name, a in at.items() if mesh.tp > 1},
+        "stage": {name: (0, a["pp"]) for name, a in at.items()},
+        "replica": {name: (a["dp"], 0) for name, a in at.items() if mesh.tp * mesh.pp > 1},
+    }
+    for what, key in keys.items():
+        order = sorted(set(key.values()))
+        if 1 < len(order) <= len(TINTS):
+            return what, {name: TINTS[order.index(k)] for name, k in key.items()}
+    return "", {}
+
+
+def _titles(s: Scenario, result: Result | None, drawing: Drawing, together: str) -> list[str]:
+    cluster = s.cluster
     what = f"{cluster.num_nodes} x {cluster.node.name} ({cluster.node.layout})"
     what += f", network {cluster.network.layout}" if cluster.num_nodes > 1 else ""
     left_out = f"left out: {', '.join(drawing.left_out)}" if drawing.left_out else ""
-    colour = "colour: the busier direction" if result.moves else ""
-    notes = (what, "numbers in devices are ranks", colour, left_out)
-    return [palette.titles_of(result)[0], "; ".join(filter(None, notes))]
+    colour = "colour of lines: the busier direction" if result and result.moves else ""
+    each = f", a colour for each {together}" if together else ""
+    ranks = f"numbers in devices are ranks{each}"
+    placed = "" if s.plan.placement == "block" else f"placement {s.plan.placement_name}"
+    notes = (what, placed, ranks, colour, left_out)
+    return [palette.titles_of(result)[0] if result else s.name, "; ".join(filter(None, notes))]
 
 
 def _width(drawing: Drawing, rate: float, fastest: float) -> float:
@@ -269,11 +312,12 @@ def _draw_failed(ax: Axes, drawing: Drawing, fabric: Fabric) -> None:
             ax.plot(x, y, color=COLOURS["capacity"], ls=":", lw=1.6, zorder=4.5, gid="failed")
 
 
-def _draw_boxes(ax: Axes, drawing: Drawing) -> None:
+def _draw_boxes(ax: Axes, drawing: Drawing, tints: Mapping[str, str]) -> None:
     """Draw vertices with their labels, and what is written below nodes."""
-    for box in drawing.boxes.values():
+    for name, box in drawing.boxes.items():
         z = 3.0 if box.kind == "switch" else 5.0
         colour = BOXES[box.kind] if box.label or box.kind != "gpu" else COLOURS["drain"]
+        colour = tints.get(name, colour)
         ax.add_patch(FancyBboxPatch(
             (box.x - box.width / 2 + 0.03, box.y - box.height / 2 + 0.03), box.width - 0.06,
             box.height - 0.06, boxstyle="round,pad=0.03", facecolor=colour, edgecolor=INK,

@@ -10,6 +10,7 @@ import numpy as np
 from simulator.describe.network import Network
 from simulator.describe.scenario import Scenario
 from simulator.hardware.compute import BOUNDS, work_seconds
+from simulator.hardware.placement import spans
 from simulator.lower.layers import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
@@ -167,6 +168,11 @@ def assumptions(s: Scenario) -> list[str]:
             "collectives run as NCCL's cost model chooses, or as the cluster forces; "
             + NETWORK[s.run.network]
         )
+        if any(not span.even for span in spans(s) if span.axis != "pp"):
+            out.append(
+                "groups with more ranks on one node than on another take the time of groups with "
+                "the fewest on each; where flows share links, each of their ranks counts as a node"
+            )
         if s.cluster.node.layout != "switch":
             out.append(
                 "a collective alone uses all links of each device, whatever the layout "

@@ -70,7 +70,8 @@ def _headline(s: Scenario) -> list[str]:
         f"  cluster     {cluster.world_size} x {cluster.node.device.name} in {cluster.num_nodes} "
         f"node{plural} {cluster.node.name}{used}",
         f"  plan        dp {plan.dp} x tp {plan.tp} x pp {plan.pp}, {plan.schedule}, "
-        f"{s.num_microbatches} microbatches of {plan.microbatch_size}, recompute {plan.recompute}",
+        f"{s.num_microbatches} microbatches of {plan.microbatch_size}, recompute {plan.recompute}"
+        + ("" if plan.placement == "block" else f", placement {plan.placement_name}"),
         f"  run         global batch {run.global_batch_size} x {run.sequence_length} tokens, "
         f"{run.precision}, {run.optimizer}, {run.attention} attention",
         "",

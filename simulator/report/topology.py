@@ -1,15 +1,10 @@
-"""A cluster as text: devices, links, and which rank lies where."""
+"""A cluster as text: its devices, its links, and what of them is impaired."""
 
 from __future__ import annotations
 
 from simulator.describe.cluster import Cluster, Node
-from simulator.describe.scenario import Scenario
-from simulator.lower.mesh import Mesh
-from simulator.report.text import table
 from simulator.units import format_bytes, format_rate, format_seconds
 
-MAX_NODES = 16
-"""Nodes whose ranks are listed; the rest is counted."""
 MAX_IMPAIRED = 8
 """Degraded and failed links that are listed; the rest is counted."""
 
@@ -61,19 +56,3 @@ def _network(cluster: Cluster) -> list[str]:
     impaired[MAX_IMPAIRED:] = [f"and {rest} more"] if rest > 0 else []
     lines = [f"network {', '.join(words)}"]
     return [*lines, f"        impaired: {', '.join(impaired)}"] if impaired else lines
-
-
-def placement_text(s: Scenario) -> str:
-    """Return which rank lies on which device, with its coordinates in the mesh."""
-    mesh, per_node = Mesh.of(s.plan), s.cluster.ranks_per_node
-    shown = min(s.cluster.num_nodes, MAX_NODES)
-    rows = [["node", *(f"gpu {i}" for i in range(per_node))]]
-    for node in range(shown):
-        cells = []
-        for local in range(per_node):
-            at = mesh.coordinates(node * per_node + local)
-            cells.append(f"{node * per_node + local}:d{at['dp']}p{at['pp']}t{at['tp']}")
-        rows.append([str(node), *cells])
-    rest = s.cluster.num_nodes - shown
-    more = f"\n... and {rest} nodes more" if rest else ""
-    return f"placement (rank:dp,pp,tp; axes {' > '.join(s.plan.order)})\n{table(rows)}{more}"

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from simulator.errors import DescriptionError
 from simulator.files import check_writable, write_whole
+from simulator.hardware.placement import devices
 from simulator.lower.mesh import Mesh
 from simulator.program import ACTION_CODE, ACTIONS, NONE, Flow, Int32, Int64, Program
 from simulator.report.breakdown import binding, stream_category, work_category
@@ -138,8 +139,9 @@ def _metadata(result: Result, rank: Int32, number: Int64, tracks: _Tracks) -> It
     width = len(tracks.names)
     used = np.unique(rank.astype(np.int64) * width + number)
     ranks, numbers = np.divmod(used, max(width, 1))
-    for pid in np.unique(ranks).tolist():
-        name = json.dumps(_rank_name(result, pid), ensure_ascii=False)
+    shown = np.unique(ranks)
+    for pid, text in zip(shown.tolist(), _rank_names(result, shown), strict=True):
+        name = json.dumps(text, ensure_ascii=False)
         head = f'{{"ph":"M","pid":{pid}'
         yield f'{head},"name":"process_name","args":{{"name":{name}}}}}'
         yield f'{head},"name":"process_sort_index","args":{{"sort_index":{pid}}}}}'
@@ -151,14 +153,18 @@ def _metadata(result: Result, rank: Int32, number: Int64, tracks: _Tracks) -> It
         yield f'{head},"name":"thread_sort_index","args":{{"sort_index":{k}}}}}'
 
 
-def _rank_name(result: Result, rank: int) -> str:
-    scenario = result.scenario
-    if scenario is None:
-        return f"rank {rank}"
-    node, gpu = divmod(rank, scenario.cluster.ranks_per_node)
-    at = Mesh.of(scenario.plan).coordinates(rank)
-    where = " ".join(f"{axis}{at[axis]}" for axis in ("pp", "dp", "tp"))
-    return f"rank {rank} · node {node} gpu {gpu} · {where}"
+def _rank_names(result: Result, ranks: Int64) -> Iterator[str]:
+    """Yield the name of each rank, with its device and its place in the mesh."""
+    s = result.scenario
+    if s is None:
+        yield from (f"rank {rank}" for rank in ranks.tolist())
+        return
+    mesh, placed = Mesh.of(s.plan), devices(s.plan, s.cluster)[ranks]
+    for rank, device in zip(ranks.tolist(), placed.tolist(), strict=True):
+        node, gpu = divmod(device, s.cluster.ranks_per_node)
+        at = mesh.coordinates(rank)
+        where = " ".join(f"{axis}{at[axis]}" for axis in ("pp", "dp", "tp"))
+        yield f"rank {rank} · node {node} gpu {gpu} · {where}"
 
 
 def _slices(program: Program, timeline: Timeline, tracks: _Tracks, ops: Int64) -> Iterable[str]:

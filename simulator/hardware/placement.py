@@ -1,0 +1,72 @@
+"""Placement: the device that each rank runs on, and over how many nodes its groups then lie.
+
+Devices in use are numbered node by node: device d is number d % n of node d // n, where n are in
+use in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.describe.cluster import Cluster
+from simulator.describe.plan import Plan
+from simulator.describe.scenario import Scenario
+from simulator.hardware.network import group_shapes
+from simulator.hardware.wiring import Ints
+from simulator.lower.mesh import Mesh
+from simulator.program import Groups
+
+
+def _cyclic(cluster: Cluster) -> Ints:
+    rank = np.arange(cluster.world_size)
+    return rank % cluster.num_nodes * cluster.ranks_per_node + rank // cluster.num_nodes
+
+
+PLACEMENTS: Mapping[str, Callable[[Cluster], Ints]] = {
+    "block": lambda cluster: np.arange(cluster.world_size),
+    "cyclic": _cyclic,
+}
+"""Device of each rank by the name of a placement."""
+
+
+def devices(plan: Plan, cluster: Cluster) -> Ints:
+    """Return the device of each rank."""
+    if isinstance(plan.placement, str):
+        return PLACEMENTS[plan.placement](cluster)
+    return np.array(plan.placement, np.int64)
+
+
+class Span(NamedTuple):
+    """Over how many nodes the groups along one axis of the mesh lie."""
+
+    axis: str
+    groups: int
+    ranks: int
+    """Of each group: the degree of the axis."""
+    fewest: int
+    """Nodes of the group that lies on the fewest."""
+    most: int
+    even: bool
+    """Whether each group has as many ranks on one of its nodes as on another."""
+
+
+def spans(s: Scenario) -> list[Span]:
+    """Return the span of each axis that joins ranks, innermost first."""
+    mesh, placement = Mesh.of(s.plan), devices(s.plan, s.cluster)
+    dp, pp, tp = np.ix_(np.arange(mesh.dp), np.arange(mesh.pp), np.arange(mesh.tp))
+    cube, found = mesh.rank(dp, pp, tp), []
+    for axis in reversed(s.plan.order):
+        sets = np.moveaxis(cube, ("dp", "pp", "tp").index(axis), -1)
+        sets = sets.reshape(-1, sets.shape[-1])
+        count, degree = sets.shape
+        if degree == 1:
+            continue
+        groups = Groups(np.arange(count + 1) * degree, sets.ravel().astype(np.int32))
+        shapes, _ = group_shapes(groups, s.cluster, placement)
+        nodes = [shape.nodes for shape in shapes]
+        even = all(shape.nodes * shape.per_node == degree for shape in shapes)
+        found.append(Span(axis, count, degree, min(nodes), max(nodes), even))
+    return found
