@@ -90,12 +90,23 @@ def _contradictions(s: Scenario) -> Iterator[str]:
         schedule_name(plan.schedule)
     except DescriptionError as error:
         yield f"plan.{error}"
+    yield from _stale_embedding(model, plan)
     yield from _flows_apart(s)
     peak = cluster.node.device.peak
     if s.precision.matmul not in peak:
         yield (
             f"run.precision {run.precision!r}: {cluster.node.device.name} has no rate for it; "
             f"it has {', '.join(peak)}"
+        )
+
+
+def _stale_embedding(model: Model, plan: Plan) -> Iterator[str]:
+    """Say that gradients of a tied embedding cannot be summed once parameters have come back."""
+    if plan.staleness is not None and plan.pp > 1 and model.tie_word_embeddings:
+        yield (
+            f"plan.staleness {plan.staleness} with plan.pp {plan.pp}: the first and the last stage "
+            f"sum the gradients of {model.name}'s tied embedding after the exchange, when each has "
+            "already pulled parameters; set model.tie_word_embeddings = false, or plan.pp = 1"
         )
 
 
