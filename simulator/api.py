@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from simulator.describe.scenario import Scenario
 from simulator.engine import Folding, fold, run
@@ -12,7 +13,7 @@ from simulator.hardware.placement import devices
 from simulator.lower import Actions, lower, lower_schedule
 from simulator.report.result import Moves, Result
 from simulator.schedules import BUBBLE_FRACTION, actions_of, read_actions, schedule_name
-from simulator.units import to_ticks
+from simulator.units import format_seconds, to_seconds, to_ticks
 
 
 def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = True) -> Result:
@@ -43,7 +44,8 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
     notes = pipeline_notes(plan.schedule, plan.pp, scenario.num_microbatches)
     notes = (*notes, *filter(None, [folding.reason]))
     moves = Moves(traffic, ticks) if traffic is not None else None
-    return Result(program, timeline, scenario, notes, moves)
+    result = Result(program, timeline, scenario, notes, moves)
+    return replace(result, notes=(*notes, *pace_notes(result)))
 
 
 def simulate_schedule(
@@ -102,6 +104,23 @@ def _out_of_range(**times: object) -> list[str]:
     if not problems and not any(to_ticks(float(times[name])) for name in ("forward", "backward")):  # type: ignore[arg-type]
         problems.append("forward and backward must not both be 0 (or below a picosecond)")
     return problems
+
+
+def pace_notes(result: Result) -> tuple[str, ...]:
+    """Return a warning when replicas of an asynchronous run still have paces of their own."""
+    if not result.is_asynchronous:
+        return ()
+    first, last = (own.max(axis=0) for own in result.own_windows)
+    low, high = (to_seconds(int(t)) for t in ((last - first).min(), (last - first).max()))
+    if high < 1.001 * low:
+        return ()
+    assert result.scenario is not None  # is_asynchronous
+    return (
+        f"replicas are not in step: their own steps take {format_seconds(low)} to "
+        f"{format_seconds(high)}, and the step is a mean of them; in more than run.num_steps = "
+        f"{result.scenario.run.num_steps} steps, plan.staleness = "
+        f"{result.scenario.plan.staleness} may bring all to the pace of the slowest",
+    )
 
 
 def pipeline_notes(schedule: str, stages: int, microbatches: int) -> tuple[str, ...]:

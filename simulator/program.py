@@ -3,7 +3,8 @@
 An op is **work** (holds its stream for a time) or a **flow** (moves bytes between the ranks of a
 group). What an op costs is described once in a cost table, whose entries thousands of ops share;
 the hardware package turns entries into ticks. A flow is *joint*: each member rank has its own op,
-all of them share a `joint` number, and they start together when the last member arrives.
+all of them share a `joint` number, and they start together when the last member arrives. A
+*one-sided* flow, to or from parameter servers, has an op on the first rank of its group only.
 
 A program may be *tiled*: its columns then hold the ops of one tile (a pipeline replica), and a
 `Tiling` says where the tiles lie and which of them meet in a joint op. Op `row x tiles + tile` of
@@ -87,8 +88,14 @@ class Flow:
     count: int = 1
     """Times that it is done, one after the other."""
     servers: int = 0
-    """Of a `push_pull`: the first ranks of its group hold the sums, an equal part each."""
+    """Of `SERVED` flows: the lowest ranks of its group hold the sums, an equal part each."""
 
+
+ONE_SIDED = ("push", "pull")
+"""Flows of the first rank of their group: the others have no op in them and meet nobody."""
+
+SERVED = ("push_pull", *ONE_SIDED)
+"""Flows to and from parameter servers."""
 
 Cost: TypeAlias = Work | Flow
 

@@ -46,6 +46,7 @@ class Catalogued:
 
 
 Count: TypeAlias = Annotated[int, Range(1)]
+Natural: TypeAlias = Annotated[int, Range(0)]
 Fraction: TypeAlias = Annotated[float, Range(0, 1, open_low=True)]
 Probability: TypeAlias = Annotated[float, Range(0, 1)]
 Bytes: TypeAlias = Annotated[float, Unit("bytes")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from simulator.describe.fields import Bytes, Count, Range, validate
+from simulator.describe.fields import Bytes, Count, Natural, Range, validate
 from simulator.errors import DescriptionError
 
 Axis: TypeAlias = Literal["dp", "pp", "tp"]
@@ -47,14 +47,23 @@ class Plan:
     """How gradients are summed over dp.
 
     `parameter_server`: every rank pushes its gradients to servers and pulls as many bytes of
-    parameters back. It is synchronous: a bucket's pull begins when all ranks' pushes have ended.
-    Asynchronous training, where ranks go on with parameters of an earlier step, is not built.
+    parameters back. Without `staleness` it is synchronous: a bucket's pull begins when all ranks'
+    pushes have ended.
     """
     servers: Count | None = None
     """Parameter servers of each dp group, each with an equal part of every bucket; 1 when absent.
 
     They lie on the first ranks of the group, beside their training, and share its links: no device
     or node is set apart for them.
+    """
+    staleness: Natural | None = None
+    """Steps that a rank may be ahead of the slowest of its dp group; synchronous when absent.
+
+    Every rank pushes and pulls for itself. Its pull of a bucket in step k waits until all ranks
+    have pushed that bucket of step k - staleness: stale synchronous parallel (Ho et al., NIPS
+    2013). At 0 that is the synchronous exchange; from `run.num_steps` on nobody waits for anybody
+    (Downpour SGD: Dean et al., NIPS 2012). Gradients are then of older parameters: steps are worth
+    less, which is not modelled.
     """
     recompute: Literal["none", "selective", "full"] = "none"
     """What backward computes again instead of keeping it: `full` all of a layer but its input,
@@ -82,12 +91,19 @@ class Plan:
                 f"Plan.layers_per_stage: lists {len(self.layers_per_stage)} stages "
                 f"but pp is {self.pp}"
             )
-        if self.servers is not None and self.gradient_exchange != "parameter_server":
+        for name in ("servers", "staleness"):
+            value = getattr(self, name)
+            if value is not None and self.gradient_exchange != "parameter_server":
+                problems.append(
+                    f"Plan.{name}: {value} is for gradient_exchange 'parameter_server', "
+                    f"not '{self.gradient_exchange}'"
+                )
+        if self.staleness is not None and self.dp == 1:
             problems.append(
-                f"Plan.servers: {self.servers} is for gradient_exchange 'parameter_server', "
-                f"not '{self.gradient_exchange}'"
+                f"Plan.staleness: {self.staleness} needs ranks to be ahead of, but dp is 1; "
+                "leave it out"
             )
-        elif self.servers is not None and self.servers > self.dp:
+        if self.num_servers > self.dp:
             problems.append(
                 f"Plan.servers: {self.servers} is more than the dp {self.dp} ranks they lie on"
             )

@@ -97,6 +97,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
         schedule_name(plan.schedule)
     except DescriptionError as error:
         yield f"plan.{error}"
+    yield from _stale_embedding(model, plan)
     yield from _flows_apart(s)
     peak = cluster.node.device.peak
     if s.precision.matmul not in peak:
@@ -126,6 +127,16 @@ def _placement(plan: Plan, cluster: Cluster) -> Iterator[str]:
     missing = next((device for device in range(count) if device not in rank_on), None)
     if missing is not None:
         yield f"plan.placement: no rank is on device {missing}; {once}"
+
+
+def _stale_embedding(model: Model, plan: Plan) -> Iterator[str]:
+    """Say that gradients of a tied embedding cannot be summed once parameters have come back."""
+    if plan.staleness is not None and plan.pp > 1 and model.tie_word_embeddings:
+        yield (
+            f"plan.staleness {plan.staleness} with plan.pp {plan.pp}: the first and the last stage "
+            f"sum the gradients of {model.name}'s tied embedding after the exchange, when each has "
+            "already pulled parameters; set model.tie_word_embeddings = false, or plan.pp = 1"
+        )
 
 
 def _flows_apart(s: Scenario) -> Iterator[str]:

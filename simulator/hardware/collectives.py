@@ -64,7 +64,7 @@ def all_to_all_seconds(
     return max(near, size * (ranks - per_node) / ranks / inter)
 
 
-def parameter_server_seconds(
+def push_seconds(
     size: float,
     ranks: int,
     per_node: int,
@@ -74,15 +74,18 @@ def parameter_server_seconds(
     intra: float,
     inter: float,
 ) -> float:
-    """Seconds to push `size` bytes from every rank to servers, then to pull as many back.
+    """Seconds to push `size` bytes from every rank to servers at once; a pull takes as long.
 
     A server's part is size/servers. It takes that from each other rank in the push and sends it to
     each in the pull, so its links carry (ranks - 1) parts a phase: of all ends it is the busiest,
     for a worker sends at most `servers` parts, and no more of them over a link than a server on it
     takes in. The textbook's 2 x N x size / bandwidth has the server apart from its N workers; here
     it is one of them, and its own gradients cross no link: 2 x (N - 1). With a server on every rank
-    it is the ring's 2 x (N - 1) / N. Links carry both directions at once, but the pull waits for
-    the push.
+    it is the ring's 2 x (N - 1) / N. Links carry both directions at once, but a rank's pull waits
+    for its push.
+
+    It is also what one rank takes when the links of a server are divided evenly among those who
+    push through them: its part at 1/(ranks - per_node) of the adapter.
 
     Args:
         size: bytes that each rank pushes, and pulls.
@@ -94,5 +97,4 @@ def parameter_server_seconds(
         inter: bytes/s of a rank to other nodes.
     """
     part = size / servers
-    phase = max((per_node - 1) * part / intra, (ranks - per_node) * part / inter)
-    return 2 * (alpha + phase)
+    return alpha + max((per_node - 1) * part / intra, (ranks - per_node) * part / inter)

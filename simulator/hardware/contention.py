@@ -16,8 +16,8 @@ from simulator.describe.cluster import Cluster
 from simulator.hardware.fabric import Fabric, build
 from simulator.hardware.nccl_models import STEPS
 from simulator.hardware.network import GroupShape, flow_model, group_shapes
-from simulator.hardware.patterns import PATTERNS, Messages, layout
-from simulator.program import NONE, Flow, Int32, Int64, Program
+from simulator.hardware.patterns import ORDERED, PATTERNS, Messages, layout
+from simulator.program import NONE, ONE_SIDED, SERVED, Flow, Int32, Int64, Program
 from simulator.traffic import Float64, Traffic
 from simulator.units import TICKS_PER_SECOND
 
@@ -106,9 +106,11 @@ class _Table:
             else:
                 self._known[key] = load, self.load(self.sound, model.algorithm, ranks, flow)
         load, sound = self._known[key]
-        if model.algorithm != "PARAMETER_SERVER":  # a formula, not measured: its routes decide
+        if flow.name not in SERVED:  # those are formulas, not measured: their routes decide
             excess = self._excess(sound, model.bytes_per_s)
             load = Load(load.links, load.coefficient / excess)
+        if flow.name in ONE_SIDED and not len(load.links):  # the only server is the rank itself
+            self.latency[-1], self.size[-1] = 0, 0.0
         self.loads.append(load)
 
     def _excess(self, load: Load, rate: float) -> float:
@@ -128,8 +130,8 @@ class _Table:
         """Return the links of a fabric that a collective loads."""
         if algorithm == "NONE":
             return Load(np.zeros(0, np.int32), np.zeros(0))
-        if algorithm == "SEND":
-            messages = Messages(ranks[:1], ranks[1:], np.ones(1))
+        if algorithm in ORDERED:
+            messages = ORDERED[algorithm](ranks, flow.servers)
         else:
             steps = STEPS[flow.name](len(ranks)) if flow.name in STEPS else flow.servers
             at = layout(ranks, self.cluster.ranks_per_node, fabric.slot)

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.describe.cluster import Cluster
-from simulator.hardware.collectives import parameter_server_seconds
+from simulator.hardware.collectives import push_seconds
 from simulator.hardware.nccl import COLLECTIVES, Choice, choices
 from simulator.hardware.nccl_constants import HARDWARE_LATENCY_US
 from simulator.hardware.nccl_models import US, Group
-from simulator.program import Flow, Groups, Int64, Program
+from simulator.program import ONE_SIDED, Flow, Groups, Int64, Program
 
 
 class GroupShape(NamedTuple):
@@ -139,13 +139,13 @@ def send_recv_seconds(size: float, shape: GroupShape, cluster: Cluster) -> float
     return nic.latency + size / nic_share(cluster)
 
 
-def push_pull_seconds(size: float, shape: GroupShape, cluster: Cluster, servers: int) -> float:
-    """Return the seconds of a push to parameter servers among the ranks and a pull from them."""
+def _push(flow: Flow, shape: GroupShape, cluster: Cluster) -> float:
+    """Return the seconds of a push to parameter servers among the ranks, or of a pull from them."""
     if shape.ranks == 1:
         return 0.0
     link, nic = cluster.node.link, cluster.node.nic
-    return parameter_server_seconds(
-        size, shape.ranks, shape.per_node, servers,
+    return push_seconds(
+        flow.bytes, shape.ranks, shape.per_node, flow.servers,
         alpha=link.latency if shape.nodes == 1 else nic.latency,
         intra=group_of(shape, cluster).intra,
         inter=nic_share(cluster),
@@ -161,7 +161,8 @@ Model = Callable[[Flow, GroupShape, Cluster], float]
 MODELS: Mapping[str, Model] = {
     **dict.fromkeys(COLLECTIVES, _collective),
     "send_recv": lambda f, shape, cluster: send_recv_seconds(f.bytes, shape, cluster),
-    "push_pull": lambda f, shape, cluster: push_pull_seconds(f.bytes, shape, cluster, f.servers),
+    "push_pull": lambda f, shape, cluster: 2 * _push(f, shape, cluster),
+    **dict.fromkeys(ONE_SIDED, _push),
 }
 """Seconds of a flow by its name."""
 
@@ -173,7 +174,12 @@ def flow_seconds(flow: Flow, shape: GroupShape, cluster: Cluster) -> float:
     return flow.count * MODELS[flow.name](flow, shape, cluster)
 
 
-DIRECT: Mapping[str, str] = {"send_recv": "SEND", "push_pull": "PARAMETER_SERVER"}
+DIRECT: Mapping[str, str] = {
+    "send_recv": "SEND",
+    "push_pull": "PARAMETER_SERVER",
+    "push": "PUSH",
+    "pull": "PULL",
+}
 """The one algorithm of flows that NCCL does not choose for."""
 
 
@@ -181,7 +187,7 @@ class FlowModel(NamedTuple):
     """A flow as a latency and, after it, bytes that move at a rate."""
 
     algorithm: str
-    """How its bytes are laid on links, a key of `patterns.PATTERNS`; SEND for a message."""
+    """How its bytes are laid on links, a key of `patterns.PATTERNS` or `patterns.ORDERED`."""
     latency: float
     """Seconds before its bytes move."""
     bytes_per_s: float
@@ -191,7 +197,8 @@ class FlowModel(NamedTuple):
 def flow_model(flow: Flow, shape: GroupShape, cluster: Cluster) -> FlowModel:
     """Return a flow's time taken apart: that of nothing, and of its bytes.
 
-    A flow of a stated duration, of one rank or of no bytes is all latency.
+    A flow of a stated duration, of one rank or of no bytes is all latency. A one-sided flow has no
+    rate of its own: its closed form divides links among all who use them, as links themselves do.
     """
     seconds = flow_seconds(flow, shape, cluster)
     if flow.seconds is not None or shape.ranks == 1 or not flow.bytes:
@@ -209,5 +216,7 @@ def flow_model(flow: Flow, shape: GroupShape, cluster: Cluster) -> FlowModel:
         if algorithm == "RING" and flow.name in ("broadcast", "reduce"):
             algorithm = "CHAIN"
     latency = flow.count * nothing
+    if flow.name in ONE_SIDED:
+        return FlowModel(algorithm, latency, math.inf)
     moving = max(seconds - latency, 1e-12)
     return FlowModel(algorithm, latency, flow.count * flow.bytes / moving)

@@ -212,6 +212,24 @@ def doubling(at: Layout, _steps: float = 0.0) -> Messages:
     return _join(*parts)
 
 
+def send(ranks: Int64, _servers: int = 0) -> Messages:
+    """Send everything from the first rank to the second."""
+    return Messages(ranks[:1], ranks[1:], np.ones(1))
+
+
+def push(ranks: Int64, servers: int) -> Messages:
+    """Push a part from the first rank to each of the lowest `servers` ranks but itself."""
+    others = np.sort(ranks)[:servers]
+    others = others[others != ranks[0]]
+    return _join((np.repeat(ranks[:1], len(others)), others, 1.0 / servers))
+
+
+def pull(ranks: Int64, servers: int) -> Messages:
+    """Pull to the first rank what `push` takes from it."""
+    pushed = push(ranks, servers)
+    return Messages(pushed.target, pushed.source, pushed.share)
+
+
 PATTERNS: Mapping[str, Callable[[Layout, float], Messages]] = {
     "RING": ring,
     "CHAIN": chain,
@@ -229,3 +247,10 @@ PATTERNS: Mapping[str, Callable[[Layout, float], Messages]] = {
 
 Rings of broadcast and reduce are chains.
 """
+
+ORDERED: Mapping[str, Callable[[Int64, int], Messages]] = {
+    "SEND": send,
+    "PUSH": push,
+    "PULL": pull,
+}
+"""Messages of flows whose first rank is apart, of the ranks in order and the number of servers."""

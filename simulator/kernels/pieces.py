@@ -18,8 +18,8 @@ def pieces(  # type: ignore[no-untyped-def]  # compiled
     before a row is followed backwards: the flow that the row waited for, the flow that this one
     waited for, and so on, for as long as they reach into it; what no flow covers is bubble, of one
     of `phases` (fill, stall, drain). Bubble before a rank's first work is drain of the step before
-    until `turn`, fill from then on. `out` is (categories, ranks, columns); `busy` gets the work of
-    each row over all columns, each counted `weight` times.
+    until `turn` (columns), fill from then on. `out` is (categories, ranks, columns); `busy` gets
+    the work of each row over all columns, each counted `weight` times.
     """
     columns = start.shape[1]
     fill, stall, drain = phases
@@ -59,7 +59,7 @@ def pieces(  # type: ignore[no-untyped-def]  # compiled
                     phase = stall
                     if not begun[c] and end[i, c] > begin[k, c]:
                         phase = fill
-                        before = min(idle, max(0, turn - done[c]))
+                        before = min(idle, max(0, turn[c] - done[c]))
                         out[drain, k, c] += before
                         idle -= before
                     elif is_update[i]:

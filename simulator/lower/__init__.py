@@ -17,7 +17,8 @@ from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import expand, repeat_steps
 from simulator.lower.replicate import replicate
 from simulator.lower.segments import COMPUTE, Segment
-from simulator.program import Flow, Program, Work
+from simulator.lower.staleness import CLOCK, bound_staleness
+from simulator.program import Cost, Flow, Program, Work
 from simulator.schedules import (
     Action,
     Actions,
@@ -39,10 +40,12 @@ def lower(s: Scenario) -> Program:
     bodies = stage_bodies(s)
     boundary = s.precision.activation * shapes(s).local_tokens * s.model.hidden_size
     message = Flow("send_recv", float(boundary))
-    costs = (*bodies.costs, message)
+    costs: tuple[Cost, ...] = (*bodies.costs, message)
     replica = expand(grid, bodies.stages, len(bodies.costs))
     static = np.array([stage.total for stage in static_memory(s)])
     steps = repeat_steps(replica, s.run.num_steps)
+    if s.plan.staleness is not None:
+        steps, costs = bound_staleness(steps, costs, s.plan.staleness), (*costs, CLOCK)
     return check(replicate(steps, Mesh.of(s.plan), costs, static))
 
 

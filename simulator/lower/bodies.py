@@ -30,15 +30,15 @@ from simulator.lower.segments import (
     joined,
     segments,
 )
-from simulator.program import NONE, Cost, Flow, Int16, Int32, Kernel, Work
+from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Kernel, Work
 
-SCOPES = ("alone", "tp", "dp", "tied", "pp")
-"""Which ranks a joint op joins: none, those along an axis, the tied ends, two neighbours.
+SCOPES = ("alone", "tp", "dp", "tied", "pp", "one_sided")
+"""Which ranks a joint op joins: none, those along an axis, the tied ends, two neighbours, itself.
 
 The first ones carry the numbers of their streams.
 """
 
-ALL_REDUCE = Flow("all_reduce", 0.0)
+ALL_REDUCE = (Flow("all_reduce", 0.0),)
 
 
 class CostTable:
@@ -80,13 +80,13 @@ def body(
     segments: Iterable[Segment],
     table: CostTable,
     bucket_bytes: float = 0.0,
-    exchange: Flow = ALL_REDUCE,
+    exchange: Sequence[Flow] = ALL_REDUCE,
 ) -> Body:
     """Return the body of a chain of segments.
 
     With `bucket_bytes`, gradients are exchanged over dp beside the chain, in buckets of at least
     that size, each as soon as its last gradient is complete; the rest goes in a last bucket.
-    A bucket is the flow `exchange` with its own bytes.
+    A bucket is the flows `exchange`, one after the other, with its own bytes.
     """
     rows: list[tuple[int, int, int, int]] = []
     previous, full = NONE, 0.0  # index of the last op of the chain; bytes waiting in the bucket
@@ -107,8 +107,8 @@ def body(
         rows.append((table.number(segment.cost), segment.stream, segment.layer, need))
         full += segment.gradient_bytes
         if bucket_bytes and full and (full >= bucket_bytes or i == len(ends) - 1):
-            bucket = table.number(replace(exchange, bytes=full))
-            rows.append((bucket, DP, segment.layer, 1))
+            buckets = [table.number(replace(flow, bytes=full)) for flow in exchange]
+            rows += [(cost, DP, segment.layer, int(k == 0)) for k, cost in enumerate(buckets)]
             full = 0.0
     columns = np.array(rows, np.int32).reshape(-1, 4).T
     cost, layer = np.ascontiguousarray(columns[0]), np.ascontiguousarray(columns[2])
@@ -142,7 +142,7 @@ def stage_bodies(s: Scenario) -> Bodies:
     key = (
         s.model, shapes(s), s.layers_per_stage, s.run.precision, s.run.optimizer, s.run.detail,
         s.plan.recompute, s.plan.recompute_layers,
-        (s.plan.bucket_size, s.plan.num_servers) if s.plan.dp > 1 else None,
+        (s.plan.bucket_size, _exchange(s)) if s.plan.dp > 1 else None,
     )  # fmt: skip
     if key not in _CACHE:
         table = CostTable()
@@ -209,10 +209,13 @@ def _one_stage(
     )
 
 
-def _exchange(s: Scenario) -> Flow:
-    """Return the flow, still without bytes, by which a bucket of gradients is summed over dp."""
+def _exchange(s: Scenario) -> tuple[Flow, ...]:
+    """Return the flows, still without bytes, by which a bucket of gradients is summed over dp."""
     servers = s.plan.num_servers
-    return Flow("push_pull", 0.0, servers=servers) if servers else ALL_REDUCE
+    if not servers:
+        return ALL_REDUCE
+    names = ("push_pull",) if s.plan.staleness is None else ONE_SIDED
+    return tuple(Flow(name, 0.0, servers=servers) for name in names)
 
 
 def _passes(

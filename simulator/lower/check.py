@@ -1,7 +1,7 @@
 """Checks of a Program: what must hold of any, whoever made it.
 
-Every joint op has exactly the members of its group, once each; the sides of a message agree on its
-size; no op waits, directly or around a corner, for itself.
+Every joint op has exactly the members of its group, once each, a one-sided one the first only; the
+sides of a message agree on its size; no op waits, directly or around a corner, for itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.errors import DeadlockError, ProgramError
-from simulator.program import NONE, Flow, Int64, Program, ranges
+from simulator.program import NONE, ONE_SIDED, SERVED, Flow, Int64, Program, ranges
 
 
 def check(program: Program) -> Program:
@@ -60,10 +60,12 @@ def _check_members(program: Program) -> None:
         raise ProgramError(f"joint op {int(np.argmin(present))} has no members")
     group = program.joint_group + classes[program.partition, 0]
     sizes = np.diff(program.groups.offset)[group]
+    _check_servers(program, group)
+    joined = np.where(_is_one_sided(program), np.minimum(sizes, 1), sizes)
     tiles = [np.flatnonzero(row == row[0]) for row in classes]
     here = present * np.array([len(t) for t in tiles])[program.partition]
-    if (here != sizes).any():
-        joint = int(np.argmax(here != sizes))
+    if (here != joined).any():
+        joint = int(np.argmax(here != joined))
         raise ProgramError(_incomplete(program, joint, tiles, int(group[joint])))
     distinct = _distinct_joints(program, group)
     for partition, meeting in enumerate(tiles):
@@ -72,15 +74,14 @@ def _check_members(program: Program) -> None:
         ranks = program.tile_ranks[program.rank[rows]][:, meeting]
         owner = np.repeat(joints, present[joints])
         key_here = np.sort((owner[:, None] * program.num_ranks + ranks).ravel())
-        at = ranges(program.groups.offset[group[joints]], sizes[joints])
-        owner = np.repeat(joints, sizes[joints])
+        at = ranges(program.groups.offset[group[joints]], joined[joints])
+        owner = np.repeat(joints, joined[joints])
         key_group = np.sort(owner * program.num_ranks + program.groups.ranks[at])
         wrong = key_here != key_group
         wrong[1:] |= key_group[1:] == key_group[:-1]  # a rank that is twice in its group
         if wrong.any():
             joint = int(owner[np.argmax(wrong)])
             raise ProgramError(_incomplete(program, joint, tiles, int(group[joint])))
-    _check_servers(program, sizes)
     cost = program.cost[members.ranks]
     first = np.repeat(cost[members.offset[:-1]], present)
     if (cost != first).any():
@@ -91,19 +92,36 @@ def _check_members(program: Program) -> None:
         )
 
 
-def _check_servers(program: Program, sizes: Int64) -> None:
-    """Check that each `push_pull` has servers, and its group the ranks that they lie on."""
+def _is_one_sided(program: Program) -> npt.NDArray[np.bool_]:
+    """Return whether each joint op is of the first rank of its group only."""
+    members = program.joint_members
+    named = [isinstance(cost, Flow) and cost.name in ONE_SIDED for cost in program.costs]
+    first = members.ranks[members.offset[:-1]]
+    one_sided: npt.NDArray[np.bool_] = np.array(named, bool)[program.cost[first]]
+    return one_sided
+
+
+def _check_servers(program: Program, group: Int64) -> None:
+    """Check that each exchange with servers has some, and its group the ranks they lie on."""
     servers = np.array([cost.servers if isinstance(cost, Flow) else 0 for cost in program.costs])
     for number, cost in enumerate(program.costs):
-        if (cost.name == "push_pull" and isinstance(cost, Flow)) != (servers[number] > 0):
+        if (cost.name in SERVED and isinstance(cost, Flow)) != (servers[number] > 0):
             raise ProgramError(
-                f"cost {number} ({cost.name}) has {servers[number]} servers; a push_pull has some "
-                "and nothing else has"
+                f"cost {number} ({cost.name}) has {servers[number]} servers; a {SERVED[0]}, "
+                f"{' or '.join(SERVED[1:])} has some and nothing else has"
             )
     if not servers.any():
         return
     members = program.joint_members
     of_joint = servers[program.cost[members.ranks[members.offset[:-1]]]]
+    sizes = np.diff(program.groups.offset)
+    used = np.unique(group[of_joint > 0]).astype(np.int64)
+    at = ranges(program.groups.offset[used], sizes[used])
+    key = np.sort(np.repeat(used, sizes[used]) * program.num_ranks + program.groups.ranks[at])
+    if (twice := key[1:][key[1:] == key[:-1]]).size:
+        of, rank = divmod(int(twice[0]), program.num_ranks)
+        raise ProgramError(f"group {of} of an exchange with servers holds rank {rank} twice")
+    sizes = sizes[group]
     if (of_joint > sizes).any():
         joint = int(np.argmax(of_joint > sizes))
         raise ProgramError(

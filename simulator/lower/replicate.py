@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from simulator.budget import require
 from simulator.lower.bodies import SCOPES
 from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import Template
@@ -13,7 +14,9 @@ from simulator.program import NONE, Cost, Groups, Int32, Int64, Program, Tiling
 ALONE, ALONG_TP, ALONG_DP = range(3)
 """Partitions of the replicas: each for itself, those that differ in tp only, in dp only."""
 
-PARTITION = {"alone": ALONE, "tp": ALONG_TP, "dp": ALONG_DP, "tied": ALONE, "pp": ALONE}
+PARTITION = {
+    "alone": ALONE, "tp": ALONG_TP, "dp": ALONG_DP, "tied": ALONE, "pp": ALONE, "one_sided": ALONE,
+}  # fmt: skip
 """Which replicas meet in a joint op, by its scope."""
 
 
@@ -84,6 +87,8 @@ def _groups(one: Template, mesh: Mesh, ranks: Int64) -> tuple[Int32, Groups]:
             sets = cube[pairs[:, 0]].reshape(-1, mesh.tp)
         elif PARTITION[scope] == ALONG_DP:
             sets = cube[pairs[:, 0]].transpose(0, 2, 1).reshape(-1, mesh.dp)
+        elif scope == "one_sided":
+            sets = _each_first(cube[pairs[:, 0]])
         else:
             sets = ranks[pairs].transpose(0, 2, 1).reshape(-1, 2)
         first_group[mine] = count + kind.reshape(-1) * (len(sets) // len(pairs))
@@ -93,3 +98,14 @@ def _groups(one: Template, mesh: Mesh, ranks: Int64) -> tuple[Int32, Groups]:
     offset = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
     flat = np.concatenate(members).astype(np.int32)
     return first_group.astype(np.int32), Groups(offset, flat)
+
+
+def _each_first(cube: Int64) -> Int64:
+    """Return the dp group of each rank of (ranks, dp, tp), in the same order, itself first."""
+    dp = cube.shape[1]
+    what = f"the dp group of {dp} ranks listed for each of {cube.size:,} ranks"
+    require(60.0 * cube.size * dp, what, "describe a smaller dp, or leave out plan.staleness")
+    behind = np.arange(dp)[:, None] != np.arange(dp)  # all but the rank itself
+    order = np.argsort(behind, axis=1, kind="stable")
+    sets: Int64 = cube[:, order].transpose(0, 1, 3, 2).reshape(-1, dp)
+    return sets

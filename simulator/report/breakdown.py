@@ -9,6 +9,7 @@ work is fill, after its last forward or backward drain, and in between stall. Al
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ import numpy.typing as npt
 from simulator.kernels.pieces import pieces
 from simulator.program import ACTION_CODE, ACTIONS, NONE, Int64, Program
 from simulator.timeline import Timeline
+
+Ticks: TypeAlias = Int64 | int
 
 WORK = ("forward", "backward", "optimizer")
 COMMUNICATION = ("tp", "pp", "dp", "tied")
@@ -72,12 +75,13 @@ class Breakdown:
 
 
 def stream_category(stream: str) -> str:
-    """Return the category that waiting for a stream's flows counts as."""
-    return "pp" if stream.startswith(("send", "recv")) else stream
+    """Return the category that waiting for a stream's flows counts as, from its first word."""
+    word = stream.split(" ")[0]
+    return "pp" if word in ("send", "recv") else word
 
 
 def breakdown(
-    program: Program, timeline: Timeline, begin: Int64 | int, end: Int64 | int, turn: int = 0
+    program: Program, timeline: Timeline, begin: Ticks, end: Ticks, turn: Ticks = 0
 ) -> Breakdown:
     """Return where the time of every rank goes between two ticks.
 
@@ -86,11 +90,13 @@ def breakdown(
         timeline: when its ops started and ended.
         begin: first tick, one for all or (ranks of a tile, columns of the timeline).
         end: last tick, likewise.
-        turn: when the step before ended on all ranks; 0 for the first step.
+        turn: when the step before ended on all ranks, one for all or by column of the timeline; 0
+            for the first step.
     """
     start, finish = timeline.columns
     shape = (len(program.tile_ranks), start.shape[1])
     begin, end = (np.broadcast_to(np.asarray(x, np.int64), shape) for x in (begin, end))
+    turns = np.broadcast_to(np.asarray(turn, np.int64), shape[1:])
     column = timeline.column_of_tile
     if column is None:
         column = np.zeros(1, np.int64)
@@ -105,7 +111,7 @@ def breakdown(
     pieces(
         len(ops) * shape[1], ops, offset, _work_categories()[program.action], flow_category,
         program.action == ACTION_CODE["OPT"], tuple(CATEGORIES.index(name) for name in BUBBLE),
-        program.pred_offset, program.preds, program.stream_previous, start, finish, begin, turn,
+        program.pred_offset, program.preds, program.stream_previous, start, finish, begin, turns,
         end, np.bincount(column, minlength=shape[1]), out, busy,
     )  # fmt: skip
     ticks = np.zeros((len(CATEGORIES), program.num_ranks), np.int64)

@@ -98,10 +98,39 @@ class Result:
         return to_seconds(int(self.step_ends[0]))
 
     @property
+    def is_asynchronous(self) -> bool:
+        """Whether replicas may be in different steps."""
+        return self.scenario is not None and self.scenario.plan.staleness is not None
+
+    @cached_property
+    def own_windows(self) -> tuple[Int64, Int64]:
+        """(ranks of a tile, columns) twice: first and last tick of each rank's own last step.
+
+        That is the last step that its replica ended while all replicas were still at work, for one
+        that is alone at the end finds links freer than they were. A replica that ended none by then
+        shows its first.
+        """
+        ends = self.rank_step_ends
+        by_replica = ends.max(axis=1)
+        last = np.maximum((by_replica <= by_replica[-1].min()).sum(axis=0) - 1, 0)
+        padded = np.concatenate([np.zeros_like(ends[:1]), ends])
+        columns = np.arange(len(last))
+        return padded[last, :, columns].T, padded[last + 1, :, columns].T
+
+    @property
     def step_time_s(self) -> float:
-        """Seconds of the last step: from the end of the one before to its own end."""
+        """Seconds of the last step: from the end of the one before to its own end.
+
+        Of an asynchronous run: the harmonic mean of the replicas' own last steps, for work done in
+        a second adds up. So long takes a step's batch, whichever replicas do more of it.
+        """
         begin, end = self.window
-        return to_seconds(end - begin)
+        if not self.is_asynchronous:
+            return to_seconds(end - begin)
+        first, last = (own.max(axis=0) for own in self.own_windows)
+        column = self.times.column_of_tile
+        alike = np.ones(1) if column is None else np.bincount(column)
+        return to_seconds(float(alike.sum() / (alike / (last - first)).sum()))
 
     @cached_property
     def breakdown(self) -> Breakdown:
@@ -112,6 +141,9 @@ class Result:
         """
         ends = self.rank_step_ends
         begin, end = self.window
+        if self.is_asynchronous:
+            first, last = self.own_windows
+            return breakdown(self.tiled, self.times, first, last, turn=first.max(axis=0))
         if len(ends) == 1:
             return breakdown(self.tiled, self.times, begin, end)
         return breakdown(self.tiled, self.times, ends[-2], ends[-1], turn=begin)

@@ -14,7 +14,7 @@ from simulator.hardware.placement import spans
 from simulator.lower.layers import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
-from simulator.units import format_bytes, format_seconds, to_seconds
+from simulator.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from simulator.report.result import Result
@@ -85,9 +85,7 @@ def summarise(result: Result) -> Summary:
         hfu=(flops + again) * tokens / per_rank_peak,
         bubble_fraction=float(b.bubble_fraction.mean()),
         bubble_ratio=float(b.bubble.sum() / max(1, b.of("forward", "backward", "optimizer").sum())),
-        exposed_communication_s={
-            kind: to_seconds(float(b.of(kind).mean())) for kind in COMMUNICATION
-        },
+        exposed_communication_s={kind: shares[kind] * seconds for kind in COMMUNICATION},
         peak_memory_bytes=float(peak[fullest]),
         peak_memory_rank=fullest,
         memory_capacity_bytes=capacity,
@@ -149,6 +147,28 @@ TP_OVERLAP = {
 }
 """What each way to run tensor-parallel collectives assumes."""
 
+STALE = (
+    "gradients are of parameters that other ranks have changed since, which can cost steps to "
+    "converge: steps are counted as if all were worth the same. A step's time is the harmonic mean "
+    "of the replicas' own, each in its last step while all were still at work"
+)
+"""What an asynchronous run assumes."""
+
+
+def _pull(s: Scenario) -> str:
+    """Return what a pull from the parameter servers waits for."""
+    staleness, steps = s.plan.staleness, s.run.num_steps
+    if staleness is None:
+        return "a bucket's pull waits for all its pushes"
+    waits = (
+        f"a rank's pull waits only where it is more than {staleness} step(s) ahead of the slowest"
+    )
+    if staleness >= steps:
+        waits += f", which in {steps} step(s) it never is"
+    if s.run.network == "alpha-beta":
+        waits += "; its push and its pull take what they take when all ranks make theirs at once"
+    return waits
+
 
 def assumptions(s: Scenario) -> list[str]:
     """Return what was assumed that moves the answer and that the scenario does not say."""
@@ -193,9 +213,11 @@ def assumptions(s: Scenario) -> list[str]:
             how = "pushed to parameter servers, and as many bytes of parameters pulled,"
             out.append(
                 f"{plan.num_servers} parameter server(s) lie on the first ranks of each dp group "
-                "and share their links; a bucket's pull waits for all its pushes; the servers' "
-                "sums take no time and no memory, and every rank runs the optimizer in full"
+                f"and share their links; {_pull(s)}; the servers' sums take no time and no memory, "
+                "and every rank runs the optimizer in full"
             )
+            if plan.staleness is not None:
+                out.append(STALE)
         out.append(
             f"gradients are {how} in {s.precision.gradient}-byte numbers during the last "
             f"backward, in buckets of at least {format_bytes(plan.bucket_size)}"
