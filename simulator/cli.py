@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 
@@ -19,6 +19,8 @@ from simulator.errors import DescriptionError, TrainsimError
 
 if TYPE_CHECKING:
     from simulator.describe.scenario import Scenario
+
+T = TypeVar("T")
 
 OVER_CAPACITY = 3
 
@@ -254,6 +256,49 @@ def validate_collectives() -> None:
     from simulator.report.collectives import cases, validation_text
 
     click.echo(validation_text(cases()))
+
+
+@validate.command("published")
+@click.option("--source", "names", multiple=True, metavar="NAME",
+              help="Only this source (repeatable); all when absent.")  # fmt: skip
+@click.option("--json", "json_path", metavar="FILE", help="Write the rows as JSON; - for stdout.")
+@click.option("--figure", metavar="FILE", help="Draw predicted against measured.")
+@click.option("--max-error", type=click.FloatRange(min=0), metavar="PERCENT",
+              help="Exit with 3 when a source's mean |error| is above it.")  # fmt: skip
+def validate_published(
+    names: tuple[str, ...], json_path: str | None, figure: str | None, max_error: float | None
+) -> int:
+    """Re-run every published step time and memory, and print how far off each prediction is."""
+    if figure is not None:
+        from simulator.report.palette import check_path
+
+        check_path(figure)
+    _check_outputs(json_path, None, [Path(figure)] if figure else [])
+    from simulator.validate.published import document, rerun
+    from simulator.validate.sources import named
+    from simulator.validate.text import published_text
+
+    reports = [rerun(source) for source in _progress(named(names))]
+    if json_path:
+        _write_json(document(reports), json_path)
+    if json_path != "-":
+        click.echo(published_text(reports))
+    if figure:
+        from simulator.validate.scatter import published_figure
+
+        published_figure(reports, figure)
+    found = [r.accuracy.mean for r in reports if r.accuracy]
+    beyond = max_error is not None and any(100 * mean > max_error for mean in found)
+    return OVER_CAPACITY if beyond else 0
+
+
+def _progress(items: Sequence[T]) -> Iterator[T]:
+    """Go through items with a bar on a terminal's stderr, and without a word elsewhere."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    with click.progressbar(items, file=sys.stderr) as bar:
+        yield from bar
 
 
 def _load(scenario: str, overrides: tuple[str, ...]) -> Scenario:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from simulator import cli
 from simulator.describe.cluster import Cluster, Device, Link, Nic, Node
 from simulator.describe.model import Model
 from simulator.describe.plan import Plan
@@ -171,3 +173,18 @@ def gpt() -> Model:
 @pytest.fixture(scope="session")
 def llama() -> Model:
     return LLAMA
+
+
+@pytest.fixture
+def trainsim(capsys, monkeypatch, tmp_path):
+    """Run a command in an empty folder; return its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["trainsim", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    return run

@@ -7,26 +7,10 @@ import sys
 
 import pytest
 
-from simulator import cli
 from simulator.describe import catalog
 
 GOOD = (catalog.root() / "workloads/gpt2-xl-1f1b.toml").read_text(encoding="utf-8")
 SMALL = ("--set", "run.global_batch_size=8", "--set", "model.num_hidden_layers=4")
-
-
-@pytest.fixture
-def trainsim(capsys, monkeypatch, tmp_path):
-    """Run a command in an empty folder; return its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["trainsim", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return caught.value.code or 0, out, err
-
-    return run
 
 
 def test_a_run_prints_its_report(trainsim):

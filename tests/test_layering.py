@@ -25,6 +25,7 @@ LAYERS = (
     ("exchange",),
     ("report",),
     ("api",),
+    ("validate",),
     ("cli",),
     ("__init__", "__main__"),
 )
@@ -34,10 +35,12 @@ DOORS = {
     "click": {"cli.py"},
     "numba": {"kernels/jit.py"},
     "networkx": {"hardware/fabric.py"},
-    "matplotlib": {"report/plots.py", "report/network_plots.py", "report/palette.py"},
+    "matplotlib": {
+        "report/plots.py", "report/network_plots.py", "report/palette.py", "validate/scatter.py",
+    },
     "pandas": {"report/result.py"},
     "simpy": {"engine/reference.py", "engine/contention.py"},
-}
+}  # fmt: skip
 EVERYWHERE = {"numpy"}
 
 

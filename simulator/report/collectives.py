@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from simulator.describe import catalog
 from simulator.describe.cluster import Cluster
@@ -187,8 +187,16 @@ def _predict(system: System, row: dict[str, str]) -> tuple[float, str]:
     return seconds, f"{c.algorithm} {c.protocol}"
 
 
+class Signed(Protocol):
+    """A measured value beside its prediction."""
+
+    @property
+    def error(self) -> float:
+        """Signed share of the measured value."""
+
+
 class Accuracy(NamedTuple):
-    """Errors of bus bandwidth over some rows."""
+    """Errors over some rows."""
 
     rows: int
     mean: float
@@ -198,7 +206,7 @@ class Accuracy(NamedTuple):
     worst: float
 
     @classmethod
-    def of(cls, cases: Sequence[Case]) -> Accuracy:
+    def of(cls, cases: Sequence[Signed]) -> Accuracy:
         """Return the accuracy over some rows, at least one."""
         errors = [case.error for case in cases]
         return cls(

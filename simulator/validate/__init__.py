@@ -1,0 +1,1 @@
+"""Published measurements of training runs, re-run through the simulator."""

@@ -1,0 +1,298 @@
+"""All sources: a row of `SOURCES` each, with what it leaves unstated and what was assumed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from simulator.errors import DescriptionError, suggestion
+from simulator.validate import megatron, schedules, sharded
+from simulator.validate.published import Source
+
+MEGATRON_2021 = (
+    "precision: fp16, gradients summed and reduced in fp16 (Megatron-LM's default without bf16)",
+    "dropout 0.1, Adam, tied embeddings, learned positions, unfused attention",
+    "DGX A100 80 GB with 8 x 200 Gb/s (Selene), adapters shared by nobody",
+    "no overlap of tensor-parallel collectives with products (it came after the paper)",
+)
+
+TITAN_LABEL = (
+    "{table} {model} on {n_gpus}, float8 {float8}, async tp {async_tp}, cp {cp}, {act_ckpt}"
+)
+
+SOURCES = (
+    Source(
+        name="korthikanti-step",
+        title="Reducing Activation Recomputation in Large Transformer Models, table 5",
+        url="https://arxiv.org/abs/2205.05198",
+        file="korthikanti_seqpar_iteration.csv",
+        unit="s", printed="seconds of an iteration", label="{model} dp {dp}, {variant}",
+        build=megatron.korthikanti_step,
+        assumed=(
+            "precision: fp16 with fp32 gradients (18 bytes a parameter in the paper's figure 1)",
+            "unfused attention, dropout 0.1, vocabulary 51,200, Adam, tied embeddings",
+            "interleaved by 3 model chunks where the paper says m = 3",
+            "backward's tensor-parallel collectives run beside products; gradients are reduced "
+            "after the last backward",
+            "DGX A100 80 GB with 8 x 200 Gb/s (Selene)",
+        ),
+    ),
+    Source(
+        name="korthikanti-states",
+        title="the same, weights, gradients and optimizer states of figure 1 (computed there)",
+        url="https://arxiv.org/abs/2205.05198",
+        file="korthikanti_memory.csv", holds=lambda row: row["param_opt_GiB"] != "",
+        unit="GiB", printed="GiB of the first stage", label="{model} {mode}",
+        build=megatron.korthikanti_states,
+        assumed=(
+            "the paper counts 18 bytes for each of 12 x layers x hidden^2 weights; here "
+            "embeddings, biases and norms count too",
+        ),
+    ),
+    Source(
+        name="korthikanti-activations",
+        title="the same, activations of the first stage (computed there)",
+        url="https://arxiv.org/abs/2205.05198",
+        file="korthikanti_memory.csv", holds=lambda row: row["activation_GiB"] != "",
+        unit="GiB", printed="GiB of the first stage", label="{model} {mode}",
+        build=megatron.korthikanti_activations,
+        assumed=(
+            "the peak over time of the simulated step, so the embedding, the head of a single "
+            "stage and what backward recomputes count too; the paper counts kept activations of "
+            "layers",
+        ),
+    ),
+    Source(
+        name="korthikanti-saving",
+        title="the same, activations of a layer by mode (figure 7, computed there)",
+        url="https://arxiv.org/abs/2205.05198",
+        file="korthikanti_memory.csv",
+        holds=lambda row: row["activation_pct_of_baseline"] != "",
+        unit="%", printed="% of tensor parallelism alone", label="{model} {mode}",
+        build=megatron.korthikanti_share,
+        assumed=("what a second layer adds to the bytes kept when a forward has ended",),
+    ),
+    Source(
+        name="sc21-table1",
+        title="Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, "
+        "table 1",
+        url="https://arxiv.org/abs/2104.04473",
+        file="megatron_sc21_table1.csv",
+        unit="s", printed="TFLOP/s a GPU; seconds by its equation 3", label="{params_B}B",
+        build=megatron.sc21_table1,
+        assumed=(
+            "microbatch sizes, layers of a virtual stage and DDP from NVIDIA/Megatron-LM, "
+            "examples/sc21/run_table_1.sh; TFLOP/s are printed to three digits",
+            *MEGATRON_2021,
+        ),
+    ),
+    Source(
+        name="sc21-table2",
+        title="the same, table 2: ZeRO-3 against tensor and pipeline parallelism",
+        url="https://arxiv.org/abs/2104.04473",
+        file="megatron_sc21_table2_zero3.csv",
+        unit="s", printed="TFLOP/s a GPU; seconds by its equation 3",
+        label="{scheme} {params_B}B on {n_gpus}",
+        build=megatron.sc21_table2,
+        assumed=(
+            "tp 8, no interleaving, full recomputation; ZeRO-3 without tensor parallelism",
+            *MEGATRON_2021,
+        ),
+    ),
+    Source(
+        name="vtrain-multi",
+        title="vTrain, measured iterations on several nodes",
+        url="https://github.com/VIA-Research/vTrain",
+        file="vtrain_multi_node.csv",
+        unit="s", printed="milliseconds of an iteration",
+        label="{params_B}B tp {tp} dp {dp} pp {pp} microbatch {micro_batch}",
+        build=megatron.vtrain,
+        assumed=(
+            "full recomputation, 1F1B, no gradient buckets, 800 Gb/s between nodes of 8: the "
+            "repository's config/validation; node type not stated: DGX A100 80 GB with 4 adapters",
+            "Megatron-LM: fp16 gradients, vocabulary 50,257 padded to 128 x tp, dropout 0.1, "
+            "unfused attention, backward's tensor-parallel collectives beside products",
+        ),
+    ),
+    Source(
+        name="vtrain-single",
+        title="vTrain, measured iterations on one node",
+        url="https://github.com/VIA-Research/vTrain",
+        file="vtrain_single_node.csv", kind="calibrated",
+        unit="s", printed="milliseconds of an iteration",
+        label="{hidden} x {layers} tp {tp} dp {dp} pp {pp} microbatch {micro_batch} of "
+        "{global_batch}",
+        build=megatron.vtrain,
+        assumed=("as vtrain-multi",),
+    ),
+    Source(
+        name="zero-bubble-replay",
+        title="Zero Bubble Pipeline Parallelism, table 4, from the profiled times of table 6",
+        url="https://arxiv.org/abs/2401.10241",
+        file="zero_bubble_table4.csv", kind="replayed",
+        unit="s", printed="samples/s a GPU",
+        label="{model} p {stages_p} m {microbatches_m} {schedule}",
+        build=schedules.zero_bubble_replay,
+        assumed=(
+            "all stages take the profiled T_F and T_B + T_W, each message T_comm; the times are "
+            "those of ZB-2p runs, the optimizer step takes none",
+        ),
+    ),
+    Source(
+        name="zero-bubble-step",
+        title="the same, from the model's shapes",
+        url="https://arxiv.org/abs/2401.10241",
+        file="zero_bubble_table4.csv",
+        unit="s", printed="samples/s a GPU",
+        label="{model} p {stages_p} m {microbatches_m} {schedule}",
+        build=schedules.zero_bubble_step,
+        assumed=(
+            "models of the paper's table 3, a layer less in the first and the last stage",
+            "fp16, flash attention, untied embeddings, no recomputation: the repository's "
+            "examples/pretrain_zero_bubble.sh; vocabulary 50,257 padded; dropout 0.1",
+            "RoCE at 8 x 200 Gb/s a node of 8 A100 80 GB (not stated)",
+        ),
+    ),
+    Source(
+        name="mosaic",
+        title="MosaicML llm-foundry, MPT training benchmarks",
+        url="https://github.com/mosaicml/llm-foundry",
+        file="mosaic_llmfoundry_mpt.csv",
+        unit="s", printed="tokens/s",
+        label="{model} {seq_len} on {n_gpus} {gpu}, microbatch {micro_batch}",
+        build=sharded.mosaic,
+        assumed=(
+            "shapes of mpt-*.yaml (they give the printed parameter counts exactly); flash "
+            "attention, no dropout, gradients reduced in fp32 (Composer's mixed_precision DEFAULT)",
+            "H100: DGX H100 with 8 x 400 Gb/s (not stated); A100: 8 x 200 Gb/s as stated",
+            "gradient clipping and the unfused optimizer (decoupled_adamw) are not modelled",
+        ),
+    ),
+    Source(
+        name="torchtitan-step",
+        title="torchtitan, Llama 3.1 on H100",
+        url="https://github.com/pytorch/torchtitan",
+        file="torchtitan_h100.csv",
+        unit="s", printed="tokens/s a GPU", label=TITAN_LABEL,
+        build=sharded.torchtitan_step,
+        assumed=(
+            "gradients reduced in fp32; the power limit of 500 W and torch.compile are not "
+            "modelled",
+            "selective checkpointing of torchtitan (every second matrix product again) is taken "
+            "for that of the attention core",
+        ),
+    ),
+    Source(
+        name="torchtitan-memory",
+        title="torchtitan, Llama 3.1 on H100, peak memory",
+        url="https://github.com/pytorch/torchtitan",
+        file="torchtitan_h100.csv", holds=lambda row: row["memory_GiB"] != "",
+        unit="GiB", printed="GiB of the fullest GPU",
+        label=TITAN_LABEL,
+        build=sharded.torchtitan_memory,
+        assumed=("as torchtitan-step",),
+    ),
+    Source(
+        name="nemo",
+        title="NVIDIA NeMo and Megatron-Bridge performance summaries",
+        url="https://docs.nvidia.com/nemo/megatron-bridge/latest/performance-summary.html",
+        file="nemo_performance_summary.csv",
+        unit="s", printed="tokens/s a GPU",
+        label="{product} {container} {system} {precision} {model} on {n_gpus}",
+        build=sharded.nemo,
+        assumed=(
+            "distributed optimizer (ZeRO-1), or full sharding where the summary has FSDP; no "
+            "recomputation; fp32 gradients",
+        ),
+    ),
+    Source(
+        name="llama3-405b",
+        title="The Llama 3 Herd of Models, table 4",
+        url="https://arxiv.org/abs/2407.21783",
+        file="llama3_405b_table4.csv",
+        unit="s", printed="TFLOP/s a GPU; seconds by the report's FLOPs of a token",
+        label="{n_gpus} GPUs, cp {cp}",
+        build=sharded.llama3,
+        assumed=(
+            "microbatch of 1, 4 chunks a rank (the paper interleaves and takes a layer from the "
+            "first and the last stage, but states no number), no recomputation",
+            "FSDP that keeps weights gathered after the forward; DGX H100 with 8 x 400 Gb/s; "
+            "oversubscription between pods is not modelled",
+        ),
+    ),
+    Source(
+        name="simumax-step",
+        title="SimuMax, Megatron-LM on a node of 8 B200",
+        url="https://github.com/MooreThreads/SimuMax",
+        file="simumax_b200_real_vs_pred.csv",
+        unit="s", printed="milliseconds of an iteration", label="{case}",
+        build=megatron.simumax_step,
+        assumed=(
+            "distributed optimizer, fp32 gradients reduced after the last backward, sequence "
+            "parallelism, no recomputation, flash attention, vocabulary padded to 128 x tp: "
+            "simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh",
+            "Transformer Engine runs backward's tensor-parallel collectives beside products",
+        ),
+    ),
+    Source(
+        name="simumax-memory",
+        title="SimuMax, the same runs, torch.cuda.max_memory_allocated of the fullest rank",
+        url="https://github.com/MooreThreads/SimuMax",
+        file="simumax_b200_real_vs_pred.csv",
+        unit="GiB", printed="GiB", label="{case}",
+        build=megatron.simumax_memory,
+        assumed=("as simumax-step",),
+    ),
+    Source(
+        name="gpipe",
+        title="GPipe, table 2",
+        url="https://arxiv.org/abs/1811.06965",
+        file="gpipe_table2.csv",
+        unit="s", printed="normalised throughput",
+        label="{model} K {partitions_K} M {microbatches_M}",
+        build=partial(
+            schedules.never,
+            "normalised throughput without a time, of partitions whose shapes are not stated",
+        ),
+    ),
+    Source(
+        name="textbook",
+        title="Machine Learning Systems (harvard-edge/cs249r_book), training chapter",
+        url="https://github.com/harvard-edge/cs249r_book",
+        file="mlsysbook_training_claims.csv",
+        unit="GB", printed="claims and arithmetic", label="{section}: {item}",
+        build=schedules.claim,
+        assumed=("GPT-2 XL of the catalogue, 1.558 billion parameters; the book rounds to 1.5",),
+    ),
+    Source(
+        name="bubble-formulas",
+        title="DualPipe and zero-bubble READMEs",
+        url="https://github.com/deepseek-ai/DualPipe",
+        file="dualpipe_bubble_formulas.csv",
+        unit="s", printed="formulas", label="{method}",
+        build=partial(schedules.never, "a formula, nothing measured"),
+    ),
+    Source(
+        name="llama3-interruptions",
+        title="The Llama 3 Herd of Models, table 5",
+        url="https://arxiv.org/abs/2407.21783",
+        file="llama3_interruptions.csv",
+        unit="s", printed="interruptions in 54 days", label="{component}",
+        build=partial(schedules.never, "failures over weeks are not simulated"),
+    ),
+)  # fmt: skip
+"""In the order in which they are printed."""
+
+
+def named(names: tuple[str, ...]) -> list[Source]:
+    """Return the sources of some names, in the order of the table; all for none.
+
+    Raises:
+        DescriptionError: when there is no source of a name.
+    """
+    known = [source.name for source in SOURCES]
+    for name in names:
+        if name not in known:
+            raise DescriptionError(
+                f"no source {name!r}{suggestion(name, known)} (known: {', '.join(known)})"
+            )
+    return [source for source in SOURCES if not names or source.name in names]

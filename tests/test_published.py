@@ -1,0 +1,381 @@
+"""Published measurements: each builder on one row, and the account of every row."""
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+
+from simulator.describe import catalog
+from simulator.errors import DescriptionError
+from simulator.validate import megatron, scenarios, schedules, sharded
+from simulator.validate.published import document, rerun
+from simulator.validate.sources import SOURCES, named
+from simulator.validate.text import published_text, summary
+
+FOLDER = catalog.root() / "workloads/measured"
+
+
+def rows(file):
+    with (FOLDER / file).open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def row(file, **wanted):
+    return next(r for r in rows(file) if all(r[k] == v for k, v in wanted.items()))
+
+
+class Captured(Exception):
+    """Carries the tables of a scenario out of a builder."""
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """Return the model, cluster, plan and run that a builder describes, whatever is built yet."""
+
+    def capture(parts, _):
+        raise Captured(parts)
+
+    monkeypatch.setattr(scenarios, "scenario", capture)
+
+    def of(build, *arguments):
+        with pytest.raises(Captured) as caught:
+            build(*arguments)
+        parts = caught.value.args[0]
+        return parts["model"], parts["cluster"], parts["plan"], parts["run"]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def reports():
+    return [rerun(source) for source in SOURCES]
+
+
+# --- the account ------------------------------------------------------------------------------
+
+
+def test_every_row_of_every_file_is_an_outcome_or_is_listed_with_a_reason(reports):
+    for report in reports:
+        assert len(report.outcomes) + len(report.unexpressed) == len(report.source.rows())
+        assert all(reason for _, reason in report.unexpressed)
+
+
+def test_every_file_is_read_whole():
+    for path in FOLDER.iterdir():
+        sources = [s for s in SOURCES if s.file == path.name]
+        assert sources, f"no source reads {path.name}"
+        assert all(any(s.holds(r) for s in sources) for r in rows(path.name))
+
+
+def test_every_prediction_is_a_positive_number(reports):
+    values = [o.predicted for r in reports for o in r.outcomes]
+    assert len(values) > 1500
+    assert all(0 < value < float("inf") for value in values)
+
+
+def test_names_of_sources_are_unique():
+    assert len({s.name for s in SOURCES}) == len(SOURCES)
+
+
+def test_the_profiled_times_of_a_pipeline_give_its_step_within_a_tenth(reports):
+    replay = next(r for r in reports if r.source.kind == "replayed")
+    assert len(replay.outcomes) == 12
+    assert replay.accuracy.mean < 0.08
+
+
+def test_what_a_layer_keeps_is_the_paper_s_share_in_every_mode(reports):
+    saving = next(r for r in reports if r.source.name == "korthikanti-saving")
+    assert len(saving.outcomes) == 20
+    assert saving.accuracy.mean < 0.005
+
+
+def test_the_text_names_every_case_and_every_source(reports):
+    text = published_text(reports)
+    assert all(o.label in text for r in reports for o in r.outcomes)
+    assert all(r.source.name in summary(reports) for r in reports)
+
+
+def test_cases_stand_with_the_worst_first(reports):
+    report = next(r for r in reports if r.source.name == "zero-bubble-step")
+    text = published_text([report])
+    worst = max(report.outcomes, key=lambda o: abs(o.error))
+    best = min(report.outcomes, key=lambda o: abs(o.error))
+    assert text.index(worst.label) < text.index(best.label)
+
+
+def test_the_document_is_json_with_every_row(reports):
+    read = json.loads(json.dumps(document(reports)))
+    assert read["schema_version"] == 1
+    for report, plain in zip(reports, read["sources"], strict=True):
+        assert plain["rows"] == len(plain["cases"]) + len(plain["unexpressed"])
+        assert plain["expressed"] == len(plain["cases"])
+        assert plain["name"] == report.source.name
+        assert (plain["mape"] is None) == (not plain["cases"])
+
+
+def test_error_is_above_zero_where_the_prediction_is_too_slow(reports):
+    report = next(r for r in reports if r.source.name == "textbook")
+    outcome = report.outcomes[0]
+    assert outcome.error == pytest.approx((outcome.predicted - outcome.measured) / outcome.measured)
+
+
+def test_a_source_without_outcomes_has_no_accuracy():
+    report = rerun(named(("gpipe",))[0])
+    assert report.accuracy is None
+    assert report.outcomes == ()
+    assert len(report.reasons()) == 1
+    assert "no row can be expressed" in published_text([report])
+
+
+def test_rows_that_the_loader_refuses_are_listed_with_its_sentence():
+    source = replace(
+        named(("vtrain-multi",))[0], build=lambda found: megatron.vtrain(found | {"tp": "3"})
+    )
+    report = rerun(source)
+    assert report.outcomes == ()
+    assert "plan.tp 3" in report.unexpressed[0].reason
+
+
+# --- builders, one row each -------------------------------------------------------------------
+
+
+def test_korthikanti_s_row_of_22_billion():
+    case = megatron.korthikanti_step(
+        row("korthikanti_seqpar_iteration.csv", model="22B",
+            variant="selective recompute + sequence parallel")
+    )  # fmt: skip
+    s = case.scenario
+    assert case.measured == 1.1
+    assert (s.plan.tp, s.plan.pp, s.plan.dp, s.num_microbatches) == (8, 1, 1, 1)
+    assert (s.plan.recompute, s.plan.sequence_parallel) == ("selective", True)
+    assert s.precision.gradient == 4
+    assert s.model.hidden_size == 6144
+
+
+def test_korthikanti_s_interleaved_row_has_three_chunks(tables):
+    found = row("korthikanti_seqpar_iteration.csv", model="175B")
+    _, _, plan, _ = tables(megatron.korthikanti_step, found)
+    assert (plan["schedule"], plan["chunks"]) == ("Interleaved1F1B", 3)
+
+
+def test_korthikanti_s_states_are_18_bytes_for_each_parameter():
+    case = megatron.korthikanti_states(row("korthikanti_memory.csv", model="22B", mode="none"))
+    # 12 x 48 x 6144^2 weights of products / 8 ranks x 18 B = 45.5625 GiB, the paper's figure;
+    # embeddings, biases and norms come on top: under 2 %.
+    assert case.measured == 12 * 48 * 6144**2 / 8 * 18 / 2**30
+    assert 1 < case.predict() / case.measured < 1.02
+
+
+def test_sc21_s_row_of_39_billion():
+    case = megatron.sc21_table1(row("megatron_sc21_table1.csv", params_B="39.1"))
+    s = case.scenario
+    # 1536 sequences / (32 replicas x 4 a microbatch) = 12; 512 GPUs = 64 nodes of 8.
+    assert (s.num_microbatches, s.cluster.num_nodes, s.plan.pp) == (12, 64, 2)
+    assert s.precision.gradient == 2
+    assert s.plan.bucket_size > 1e15
+
+
+@pytest.mark.parametrize(
+    ("size", "chunks", "layers"), [("76.1", 3, 15), ("145.6", 2, 10), ("310.1", 2, 6)]
+)
+def test_chunks_of_sc21_are_the_layers_of_a_rank_over_those_of_a_virtual_stage(
+    tables, size, chunks, layers
+):
+    # run_table_1.sh: 5, 5 and 3 layers of a virtual stage of 15, 10 and 6 layers of a rank.
+    found = row("megatron_sc21_table1.csv", params_B=size)
+    model, _, plan, _ = tables(megatron.sc21_table1, found)
+    assert plan["chunks"] == chunks
+    assert model["num_hidden_layers"] == plan["pp"] * layers
+
+
+def test_seconds_of_sc21_s_table_2_agree_with_the_days_that_it_prints():
+    found = row("megatron_sc21_table2_zero3.csv", scheme="PTD-P", params_B="174.6", n_gpus="384")
+    case = megatron.sc21_table2(found)
+    # 300e9 tokens / (1536 x 2048) a step = 95,367 steps; the paper prints whole days.
+    assert case.measured * 95367 / 86400 == pytest.approx(84, abs=1)
+    assert (case.scenario.plan.tp, case.scenario.plan.pp, case.scenario.plan.dp) == (8, 12, 4)
+
+
+def test_zero_3_of_sc21_divides_the_states_and_nothing_else(tables):
+    found = row("megatron_sc21_table2_zero3.csv", scheme="ZeRO-3", n_gpus="640")
+    _, _, plan, run = tables(megatron.sc21_table2, found)
+    assert plan == {"dp": 640, "microbatch_size": 4, "recompute": "full", "zero": 3}
+    assert run["global_batch_size"] == 2560
+
+
+def test_a_row_of_vtrain_whose_tensor_parallelism_crosses_nodes():
+    case = megatron.vtrain(row("vtrain_multi_node.csv", tp="16", micro_batch="32"))
+    s = case.scenario
+    assert case.measured == pytest.approx(10.5806)
+    # 128 x 16 = 2048; 50257 / 2048 = 24.5, padded to 25 x 2048.
+    assert s.model.vocab_size == 51200
+    assert (s.cluster.num_nodes, s.cluster.node.nic.count) == (8, 4)
+    assert (s.plan.recompute, s.plan.tp_overlap) == ("full", "grads")
+
+
+def test_a_row_of_vtrain_on_two_devices():
+    case = megatron.vtrain(row("vtrain_single_node.csv", n_gpus="2", pp="2"))
+    assert case.scenario.cluster.world_size == 2
+    assert case.scenario.model.max_position_embeddings == 1024
+
+
+def test_a_row_of_zero_bubble_has_a_layer_less_at_either_end():
+    found = row("zero_bubble_table4.csv", model="1.5B", schedule="1F1B", microbatches_m="24")
+    case = schedules.zero_bubble_step(found)
+    # 24 x 6 samples / (8 GPUs x 11.8 samples/s) = 1.525 s
+    assert case.measured == pytest.approx(1.5254, rel=1e-4)
+    assert case.scenario.layers_per_stage == (2, 3, 3, 3, 3, 3, 3, 2)
+    assert not case.scenario.model.tie_word_embeddings
+
+
+def test_a_replay_takes_the_closed_form_and_its_messages():
+    found = row("zero_bubble_table4.csv", model="1.5B", schedule="1F1B", microbatches_m="24")
+    ideal = (24 + 8 - 1) * (18.522 + 18.086 + 9.337) / 1e3
+    seconds = schedules.zero_bubble_replay(found).predict()
+    assert ideal < seconds < ideal + 2 * 31 * 0.601e-3
+
+
+@pytest.mark.parametrize("schedule", ["ZB-1p", "ZB-2p", "1F1B-I"])
+def test_other_schedules_of_zero_bubble_are_refused(schedule):
+    with pytest.raises(DescriptionError):
+        schedules.zero_bubble_step(row("zero_bubble_table4.csv", schedule=schedule))
+
+
+def test_mpt_has_the_parameters_that_mosaic_prints():
+    for found in rows("mosaic_llmfoundry_mpt.csv"):
+        hidden, _, layers = sharded.MPT[found["model"]]
+        # products and biases 12 h^2 + 9 h, two norms 4 h a layer; tokens, positions, last norm
+        a_layer = 12 * hidden**2 + 13 * hidden
+        ends = (50368 + int(found["seq_len"]) + 2) * hidden
+        assert layers * a_layer + ends == int(found["n_params"])
+
+
+def test_a_row_of_mosaic_on_40_gb_devices(tables):
+    found = row("mosaic_llmfoundry_mpt.csv", gpu="a100_40gb", model="70b")
+    model, cluster, plan, run = tables(sharded.mosaic, found)
+    assert (model["hidden_size"], model["hidden_dropout"]) == (8192, 0.0)
+    assert cluster["node"]["device"] == "a100-sxm4-40gb"
+    assert (plan["zero"], plan["dp"], plan["recompute"]) == (3, 64, "full")
+    assert run["precision"] == "bf16"
+
+
+def test_a_row_of_torchtitan_in_bf16(tables):
+    found = row("torchtitan_h100.csv", table="asyncTP", float8="bf16", async_tp="0")
+    model, cluster, plan, run = tables(sharded.torchtitan_step, found)
+    assert (model, cluster["num_nodes"]) == ("llama-3-70b", 32)
+    assert (plan["dp"], plan["tp"], plan["sequence_parallel"]) == (32, 8, True)
+    assert run["precision"] == "bf16"
+
+
+def test_float8_rows_of_torchtitan_ask_for_fp8(tables):
+    _, _, _, run = tables(sharded.torchtitan_step, row("torchtitan_h100.csv", table="T4"))
+    assert run["precision"] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        ({"model": "DeepSeekV3"}, "mixture of experts"),
+        ({"kind": "LoRA"}, "LoRA"),
+        ({"model": "LLAMA3-8B"}, "context parallelism"),
+        ({"precision": "NVFP4", "model": "LLAMA3_70B"}, "block-scaled"),
+        ({"model": "LLAMA2-7B", "n_gpus": "8", "kind": "pretrain"}, "not in the catalogue"),
+        ({"tokens_per_s_per_gpu": ""}, "no throughput"),
+    ],
+)
+def test_rows_of_nemo_that_no_scenario_says_give_the_reason(wanted, reason):
+    with pytest.raises(DescriptionError, match=reason):
+        sharded.nemo(row("nemo_performance_summary.csv", **wanted))
+
+
+def test_a_dense_row_of_nemo_on_racks(tables):
+    found = row("nemo_performance_summary.csv", model="LLAMA3.1_405B", system="DGX-GB200", pp="1")
+    model, cluster, plan, run = tables(sharded.nemo, found)
+    assert (model, plan["zero"], plan["dp"], plan["tp"]) == ("llama-3-405b", 3, 64, 2)
+    assert cluster == {"node": "gb200-nvl72", "num_nodes": 2, "devices_per_node": 64}
+    assert run["precision"] == "fp8"
+
+
+def test_the_stages_of_llama_3_hold_its_126_layers(tables):
+    found = row("llama3_405b_table4.csv", n_gpus="8192")
+    _, _, plan, run = tables(sharded.llama3, found)
+    assert sum(plan["layers_per_stage"]) == 126
+    assert len(plan["layers_per_stage"]) == plan["pp"] * plan["chunks"]
+    # 32 sequences of 8,192 tokens for each of 64 replicas: 16 Mi tokens
+    assert run["global_batch_size"] * run["sequence_length"] == 2**24
+
+
+def test_a_row_of_simumax_cuts_the_model(tables):
+    found = row("simumax_b200_real_vs_pred.csv", case="llama3_405b_l4_tp8_pp1_dp1_mbc4_cef")
+    model, cluster, plan, run = tables(megatron.simumax_step, found)
+    # 128256 / (128 x 8) = 125.25, padded to 126 x 1024
+    assert (model["num_hidden_layers"], model["vocab_size"]) == (4, 129024)
+    assert model["num_key_value_heads"] == 16
+    assert (cluster["node"], plan["zero"], run["global_batch_size"]) == ("dgx-b200", 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"), [({"model": "deepseekv2"}, "experts"), ({"cp": "4"}, "context")]
+)
+def test_rows_of_simumax_that_no_scenario_says_give_the_reason(wanted, reason):
+    with pytest.raises(DescriptionError, match=reason):
+        megatron.simumax_memory(row("simumax_b200_real_vs_pred.csv", **wanted))
+
+
+def test_adam_in_fp32_takes_16_bytes_a_parameter_of_gpt_2():
+    found = row("mlsysbook_training_claims.csv", section="GPT-2 Adam Optimizer Memory",
+                item="total")  # fmt: skip
+    # 1,557,611,200 parameters x 16 B = 24.92 GB; the book rounds to 1.5 billion: 24 GB.
+    assert schedules.claim(found).predict() == pytest.approx(1_557_611_200 * 16 / 1e9)
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def test_the_command_prints_cases_assumptions_and_the_summary(trainsim):
+    code, out, err = trainsim("validate", "published", "--source", "zero-bubble-replay")
+    assert (code, err) == (0, "")
+    for word in ("measured s", "predicted s", "assumed:", "not expressed", "MAPE", "replayed"):
+        assert word in out
+
+
+def test_json_of_published_goes_to_stdout_alone(trainsim):
+    code, out, _ = trainsim("validate", "published", "--source", "textbook", "--json", "-")
+    assert code == 0
+    assert [s["name"] for s in json.loads(out)["sources"]] == ["textbook"]
+
+
+@pytest.mark.parametrize(("tolerance", "code"), [("50", 0), ("0.1", 3)])
+def test_a_source_beyond_the_tolerance_exits_with_3(trainsim, tolerance, code):
+    arguments = ("--source", "textbook", "--max-error", tolerance)
+    found, out, _ = trainsim("validate", "published", *arguments)
+    assert found == code
+    assert "MAPE" in out
+
+
+def test_an_unknown_source_is_an_input_error_with_a_suggestion(trainsim):
+    code, _, err = trainsim("validate", "published", "--source", "mosiac")
+    assert code == 2
+    assert "did you mean 'mosaic'?" in err
+
+
+def test_a_figure_of_published_is_drawn(trainsim, tmp_path):
+    arguments = ("--source", "zero-bubble-replay", "--source", "korthikanti-states")
+    code, _, _ = trainsim("validate", "published", *arguments, "--figure", "scatter.svg")
+    assert code == 0
+    drawn = (tmp_path / "scatter.svg").read_text(encoding="utf-8")
+    assert "zero-bubble-replay" in drawn
+    assert "korthikanti-states" in drawn
+
+
+def test_a_figure_with_another_suffix_is_refused_before_the_work(trainsim):
+    code, _, err = trainsim("validate", "published", "--figure", "scatter.gif")
+    assert code == 2
+    assert ".png" in err
+
+
+def test_a_figure_without_rows_is_refused(trainsim):
+    code, _, err = trainsim("validate", "published", "--source", "gpipe", "--figure", "a.png")
+    assert code == 2
+    assert "no row" in err
