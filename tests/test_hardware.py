@@ -101,8 +101,16 @@ def test_flash_attention_in_fp32_runs_at_the_sustained_rate(
 # Two kernels of 100 us and 10 us, and two gaps of 1 us.
 def test_work_is_its_kernels_and_a_gap_before_each(cluster_of: ClusterOf) -> None:
     pair = (Kernel("a", 1e10, 1.0, "bf16", (1, 1, 1, 1)), Kernel("b", 1.0, 1e7, "fp32"))
-    seconds = work_seconds(Work("w", pair), cluster_of().node.device)
+    seconds = work_seconds(Work("w", pair), cluster_of().node)
     assert seconds == pytest.approx({"compute": 1e-4, "memory": 1e-5, "launch": 2e-6}, rel=1e-12)
+
+
+# The host issues a kernel in 60 us: the short one of 10 us waits 50 us for it, the long one 1 us.
+def test_a_kernel_shorter_than_its_launch_waits_for_the_host(cluster_of: ClusterOf) -> None:
+    pair = (Kernel("a", 1e10, 1.0, "bf16", (1, 1, 1, 1)), Kernel("b", 1.0, 1e7, "fp32"))
+    node = replace(cluster_of().node, host_launch=60e-6)
+    seconds = work_seconds(Work("w", pair), node)
+    assert seconds == pytest.approx({"compute": 1e-4, "memory": 1e-5, "launch": 51e-6}, rel=1e-12)
 
 
 def test_a_cost_without_seconds_needs_a_cluster(op: Any, program_of: Callable[..., Any]) -> None:

@@ -408,8 +408,12 @@ def test_detail_does_not_change_when_a_single_bucket_leaves(scenario_of: Scenari
 
 
 def test_shapes_of_a_scenario_are_those_of_its_precision(scenario_of: ScenarioOf) -> None:
-    assert shapes(scenario_of(run={"precision": "fp32"})).elements == Elements(4, 4, 4, "fp32")
-    assert shapes(scenario_of(run={"precision": "fp16"})).elements == Elements(2, 2, 2, "fp16")
+    assert shapes(scenario_of(run={"precision": "fp32"})).elements == Elements(
+        4, 4, 4, "fp32", "separate"
+    )
+    assert shapes(scenario_of(run={"precision": "fp16"})).elements == Elements(
+        2, 2, 2, "fp16", "separate"
+    )
 
 
 # Buckets close where runs of kernels end, however finely those are cut: the detail moves no time.

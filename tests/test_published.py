@@ -215,8 +215,9 @@ def test_a_row_of_vtrain_whose_tensor_parallelism_crosses_nodes():
 
 
 def test_a_row_of_vtrain_on_two_devices():
-    case = megatron.vtrain(row("vtrain_single_node.csv", n_gpus="2", pp="2"))
+    case = megatron.vtrain_single(row("vtrain_single_node.csv", n_gpus="2", pp="2"))
     assert case.scenario.cluster.world_size == 2
+    assert case.scenario.plan.recompute == "none"
     assert case.scenario.model.max_position_embeddings == 1024
 
 

@@ -18,7 +18,7 @@ from simulator.lower import lower
 from simulator.lower.layers import Shapes, blocks, recomputed_flops_per_token, shapes
 from simulator.lower.memory import static_memory
 from simulator.lower.operators import Elements
-from simulator.program import Flow
+from simulator.program import Flow, Kernel
 
 ScenarioOf = Callable[..., Scenario]
 HALF = Elements(2, 2, 2, "bf16")
@@ -169,6 +169,23 @@ def test_gradients_in_fp32_take_four_bytes(scenario_of: ScenarioOf) -> None:
         for c in p.cost[p.stream == p.streams.index("dp")].tolist()  # type: ignore[union-attr]
     )
     assert reduced == 4 * stage.params
+
+
+# A kernel of its own reads the new gradient (2 bytes) and reads and writes the sum (4 each): 10 a
+# weight. Fused, the product reads and writes the sum: 8 for what would be 2. Alone there is no sum.
+@pytest.mark.parametrize(
+    ("batch", "run", "written", "added"),
+    [(4, {}, 2, 10), (4, {"fused_accumulation": True}, 8, 0), (1, {}, 4, 0)],
+)
+def test_gradients_of_microbatches_are_added_by_a_kernel_or_by_the_product(
+    scenario_of: ScenarioOf, batch: int, run: dict[str, Any], written: int, added: int
+) -> None:
+    s = scenario_of(run={"gradient_dtype": "fp32", **run}, batch=batch)
+    fc1 = next(o for o in blocks(s.model, shapes(s)).layer.operators if o.name == "fc1")
+    weights, tokens = 64 * 256, 32
+    moved = {k.name: k.bytes for k in fc1.weight_grad if isinstance(k, Kernel)}
+    assert moved["fc1 wgrad"] == 2 * tokens * (64 + 256) + written * weights
+    assert moved.get("fc1 accumulation", 0) == added * weights
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class Device:
     matmul_efficiency: Fraction
     """Share of the peak rate that large matrix products sustain."""
     memory_efficiency: Fraction
-    """Share of the memory bandwidth that streaming kernels reach."""
+    """Share of the memory bandwidth that memory-bound kernels (norms, dropouts, ...) reach."""
     launch_overhead: Seconds
     """Gap between two dependent kernels of one stream."""
     peak: dict[str, FlopsPerSecond]
@@ -151,6 +151,9 @@ class Node:
     num_devices: Count
     link: Link
     nic: Nic
+    host_launch: Seconds = 0.0
+    """Time in which the host issues one kernel; 0 where it never holds the device back, as with
+    CUDA graphs."""
     layout: Literal["switch", "hybrid-cube-mesh", "full-mesh", "pcie", "mesh", "torus", "graph"] = (
         "switch"
     )

@@ -63,6 +63,9 @@ class Run:
     gradient_dtype: Literal["fp32"] | None = None
     """In what gradients are accumulated and reduced: `fp32` as Megatron-LM's main gradients; that
     of the weights when absent."""
+    fused_accumulation: bool = False
+    """Whether the product that makes a weight's gradient adds it to those of earlier microbatches
+    (Megatron-LM's gradient accumulation fusion); else a kernel of its own does, as in torch."""
     attention: Literal["flash", "flash2", "unfused"] = "flash"
     """`flash` never writes the score matrix to memory, as the library's best kernels; `flash2` runs
     FlashAttention-2, slower from Hopper on; `unfused` writes and keeps the matrix."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from simulator.describe.cluster import Device
+from simulator.describe.cluster import Device, Node
 from simulator.hardware.gemm import alignment, gemm_slots
 from simulator.program import Kernel, Work
 
 BOUNDS = ("compute", "memory", "launch")
-"""What can hold a kernel back: arithmetic, memory bandwidth, the gap before it."""
+"""What can hold a kernel back: arithmetic, memory bandwidth, the gap after it."""
 
 ELEMENT = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Bytes of an operand of a product by precision."""
@@ -52,16 +52,18 @@ def _arithmetic_seconds(kernel: Kernel, device: Device) -> float:
     return 2 * slots * units / rate
 
 
-def work_seconds(work: Work, device: Device) -> dict[str, float]:
+def work_seconds(work: Work, node: Node) -> dict[str, float]:
     """Return the seconds of work by what bounds it, a key of `BOUNDS` each.
 
-    A stated duration counts as compute.
+    A kernel that ends before the host has issued the next one waits for it. A stated duration
+    counts as compute.
     """
     if work.seconds is not None:
         return {"compute": work.seconds, "memory": 0.0, "launch": 0.0}
     by_bound = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
     for kernel in work.kernels:
-        seconds, bound = kernel_seconds(kernel, device)
+        seconds, bound = kernel_seconds(kernel, node.device)
+        gap = max(node.device.launch_overhead, node.host_launch - seconds)
         by_bound[bound] += kernel.count * seconds
-        by_bound["launch"] += kernel.count * device.launch_overhead
+        by_bound["launch"] += kernel.count * gap
     return by_bound

@@ -153,7 +153,11 @@ def _push(flow: Flow, shape: GroupShape, cluster: Cluster) -> float:
 
 
 def _collective(flow: Flow, shape: GroupShape, cluster: Cluster) -> float:
-    return collective_seconds(flow.name, flow.bytes, shape, cluster)
+    """Return the seconds of a collective, which the host issues like any kernel."""
+    if shape.ranks == 1:
+        return 0.0
+    seconds = collective_seconds(flow.name, flow.bytes, shape, cluster)
+    return max(seconds, cluster.node.host_launch)
 
 
 Model = Callable[[Flow, GroupShape, Cluster], float]

@@ -83,11 +83,14 @@ class Blocks:
 def shapes(s: Scenario) -> Shapes:
     """Return what the operators of a scenario depend on."""
     p = s.precision
+    accumulation = "fused" if s.run.fused_accumulation else "separate"
+    if s.num_microbatches == 1:
+        accumulation = "none"
     return Shapes(
         microbatch_size=s.plan.microbatch_size,
         sequence_length=s.run.sequence_length,
         tp=s.plan.tp,
-        elements=op.Elements(p.activation, p.weight, p.gradient, p.matmul),
+        elements=op.Elements(p.activation, p.weight, p.gradient, p.matmul, accumulation),
         attention=s.run.attention,
         sequence_parallel=s.plan.sequence_parallel,
         tp_overlap=s.plan.tp_overlap == "grads",

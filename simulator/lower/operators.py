@@ -65,6 +65,9 @@ class Elements:
     weight: int
     gradient: int
     matmul: str
+    accumulation: str = "fused"
+    """How the gradient of a weight is added to what earlier microbatches left: `fused` as the
+    product is written, `separate` by a kernel of its own, `none` where there are none."""
 
 
 def _product(name: str, e: Elements, batch: int, m: int, n: int, k: int, out: int = 0) -> Kernel:
@@ -80,15 +83,21 @@ def linear(
 
     A bias is added as the product is written; its gradient sums the output's over all tokens.
     """
-    # the gradient is added to what earlier microbatches left: read and written
-    wgrad = _product(f"{name} wgrad", e, 1, inputs, outputs, tokens, out=2 * e.gradient)
+    written = {"fused": 2 * e.gradient, "separate": e.activation, "none": e.gradient}
+    wgrad = _product(f"{name} wgrad", e, 1, inputs, outputs, tokens, out=written[e.accumulation])
     size = float(tokens * outputs)
-    summed = Kernel(f"{name} bias grad", size, e.activation * size, "fp32")
+    weight_grad: tuple[Part, ...] = (wgrad,)
+    if bias:
+        weight_grad = (Kernel(f"{name} bias grad", size, e.activation * size, "fp32"), wgrad)
+    if e.accumulation == "separate":
+        added = float(inputs * outputs)
+        moved = (e.activation + 2 * e.gradient) * added
+        weight_grad = (*weight_grad, Kernel(f"{name} accumulation", added, moved, "fp32"))
     return Operator(
         name=name,
         forward=(_product(name, e, 1, tokens, outputs, inputs),),
         input_grad=(_product(f"{name} dgrad", e, 1, tokens, inputs, outputs),),
-        weight_grad=(summed, wgrad) if bias else (wgrad,),
+        weight_grad=weight_grad,
         kept_bytes=e.activation * tokens * inputs,
         params=inputs * outputs + (outputs if bias else 0),
         model_flops=2.0 * tokens * inputs * outputs,
@@ -238,7 +247,14 @@ def unfused_attention(e: Elements, heads: Heads, *, dropout: bool) -> tuple[Oper
         core_input_bytes=e.activation * (kv // 2),
         model_flops=flops,
     )
-    return (product, softmax, drop, context) if dropout else (product, softmax, context)
+    # heads go to the front of tokens and back: the result is copied forward and in backward, and
+    # the gradients of q, k and v are gathered into one
+    copies = pointwise(
+        "attention layout", e, reads=q, writes=q, grad_reads=2 * q + kv, grad_writes=2 * q + kv,
+        kept_bytes=0.0,
+    )  # fmt: skip
+    core = (product, softmax, drop, context) if dropout else (product, softmax, context)
+    return (*core, copies)
 
 
 def embedding(

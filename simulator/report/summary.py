@@ -105,11 +105,10 @@ def _shares(result: Result, s: Scenario) -> dict[str, float]:
 
 def _work_by_bound(program: Program, b: Breakdown, s: Scenario) -> list[float]:
     """Return the ticks of work of all ranks by what bounds it, as `BOUNDS`."""
-    device = s.cluster.node.device
     parts = np.zeros((len(program.costs), len(BOUNDS)))
     for number, cost in enumerate(program.costs):
         if isinstance(cost, Work):
-            seconds = work_seconds(cost, device)
+            seconds = work_seconds(cost, s.cluster.node)
             parts[number] = [seconds[bound] for bound in BOUNDS]
     parts /= np.maximum(parts.sum(axis=1, keepdims=True), 1e-30)
     by_cost = np.bincount(program.cost, weights=b.busy, minlength=len(program.costs))
@@ -126,6 +125,12 @@ def _bottleneck(shares: dict[str, float], peak: float, capacity: float) -> str:
     owner = max(shares, key=lambda name: shares[name])
     return f"{OWNERS[owner]}: {shares[owner]:.1%} of the step"
 
+
+HOST = {
+    False: "; the host never holds the device back",
+    True: ", but not before the host has issued it, one in {}",
+}
+"""What is assumed of a host that takes no time to launch a kernel, and of one that does."""
 
 TILED = {
     False: ", whatever their shape",
@@ -177,7 +182,8 @@ def assumptions(s: Scenario) -> list[str]:
         f"matrix products sustain {device.matmul_efficiency * device.sustained_clock:.1%} of the "
         f"{s.precision.matmul} peak{TILED[device.compute_units is not None]}, and memory-bound "
         f"kernels {device.memory_efficiency:.1%} of the memory bandwidth, whatever their size",
-        f"each kernel starts {format_seconds(device.launch_overhead)} after the one before it",
+        f"each kernel starts {format_seconds(device.launch_overhead)} after the one before it"
+        + HOST[s.cluster.node.host_launch > 0].format(format_seconds(s.cluster.node.host_launch)),
         "MFU counts attention in full (12 x layers x hidden x sequence a token) though causal "
         "kernels skip half of it",
         "memory leaves out gradients of activations, temporary workspaces, communication buffers, "

@@ -113,6 +113,11 @@ def overlapped(row: Row) -> Table:
     return {"tp_overlap": "grads"} if int(row["tp"]) > 1 else {}
 
 
+RANK_ORDER = {"order": ["pp", "dp", "tp"]}
+"""Megatron-LM's ranks: tensor parallelism innermost, then data, pipeline stages outermost
+(megatron/core/parallel_state.py)."""
+
+
 def degrees(row: Row) -> Table:
-    """Return dp, tp and pp of a row."""
-    return {axis: int(row[axis]) for axis in ("dp", "tp", "pp")}
+    """Return dp, tp and pp of a row of Megatron-LM, with its order of ranks."""
+    return {axis: int(row[axis]) for axis in ("dp", "tp", "pp")} | RANK_ORDER

@@ -7,6 +7,7 @@ from simulator.errors import DescriptionError
 from simulator.lower.layers import model_flops_per_token
 from simulator.validate.published import Case, Row
 from simulator.validate.scenarios import (
+    RANK_ORDER,
     Table,
     case,
     described,
@@ -51,6 +52,7 @@ def mosaic(row: Row) -> Case:
     run = {
         "global_batch_size": int(row["global_batch_seqs"]), "sequence_length": sequence,
         "precision": row["precision"].removeprefix("amp_"), "gradient_dtype": "fp32",
+        "attention": "flash2",
     }  # fmt: skip
     return case(
         tokens / float(row["throughput_tok_per_s"]),
@@ -99,7 +101,7 @@ def _torchtitan(row: Row) -> Scenario:
     run = {
         "global_batch_size": int(row["global_batch"]),
         "sequence_length": int(row["seq_len(8192 default where not printed)"]),
-        "precision": "fp8" if float8 else "bf16", "gradient_dtype": "fp32",
+        "precision": "fp8" if float8 else "bf16", "gradient_dtype": "fp32", "attention": "flash2",
     }  # fmt: skip
     model = TITAN_MODELS[row["model"].rpartition("-")[2]]
     return described(model, nodes_of(ranks, GRAND_TETON), plan, run)
@@ -132,11 +134,11 @@ def nemo(row: Row) -> Case:
     plan: Table = {
         "dp": ranks // (tp * pp), "tp": tp, "pp": pp, "microbatch_size": int(row["mbs"]),
         "sequence_parallel": tp > 1, "zero": 3 if row["fsdp"] not in ("", "0", "1") else 1,
-        **interleaved(chunks),
+        **interleaved(chunks), **RANK_ORDER,
     }  # fmt: skip
     run = {
         "global_batch_size": batch, "sequence_length": sequence, "gradient_dtype": "fp32",
-        "precision": row["precision"][:4].strip("- ").lower(),
+        "precision": row["precision"][:4].strip("- ").lower(), "fused_accumulation": True,
     }  # fmt: skip
     node, size = NEMO_NODES[row["system"]]
     return case(
