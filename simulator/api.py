@@ -41,7 +41,7 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
     folding = fold(program, ticks) if folded else Folding.none(program)
     timeline = run(program, ticks, engine, folding, traffic)
     plan = scenario.plan
-    notes = pipeline_notes(plan.schedule, plan.pp, scenario.num_microbatches)
+    notes = pipeline_notes(plan.schedule, plan.pp, scenario.num_microbatches, plan.chunks)
     notes = (*notes, *filter(None, [folding.reason]))
     moves = Moves(traffic, ticks) if traffic is not None else None
     result = Result(program, timeline, scenario, notes, moves)
@@ -53,6 +53,7 @@ def simulate_schedule(
     *,
     stages: int | None = None,
     microbatches: int | None = None,
+    chunks: int = 1,
     forward: float = 1.0,
     backward: float = 2.0,
     latency: float = 0.0,
@@ -62,10 +63,12 @@ def simulate_schedule(
 
     Args:
         schedule: a registered name with `stages` and `microbatches`, or action lists by rank.
-        stages: pipeline stages, for a name.
+        stages: pipeline stages, for a name; with `chunks`, pipeline ranks of that many stages each.
         microbatches: microbatches of one step, for a name.
-        forward: seconds of a forward of one microbatch on one stage.
-        backward: seconds of its backward.
+        chunks: stages of each rank, for the name of a schedule that takes several.
+        forward: seconds of a forward of one microbatch on one stage, on all `chunks` of a rank
+            together; so a schedule with chunks has the work of one without.
+        backward: seconds of its backward, likewise.
         latency: seconds of a message between neighbouring stages.
         engine: a key of `simulator.engine.ENGINES`.
 
@@ -75,20 +78,24 @@ def simulate_schedule(
         DeadlockError: when ranks wait for each other's messages.
     """
     problems = _out_of_range(forward=forward, backward=backward, latency=latency)
-    for name, count in (("stages", stages), ("microbatches", microbatches)):
+    for name, count in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
         if isinstance(schedule, str) and (type(count) is not int or count < 1):
             problems.append(f"{name} {count!r} must be a whole number and at least 1")
+    if not isinstance(schedule, str) and chunks != 1:
+        problems.append(f"chunks {chunks!r} is for the name of a schedule; lists hold their stages")
     if problems:
         raise DescriptionError(problems)
     notes: tuple[str, ...] = ()
     if isinstance(schedule, str):
         assert stages is not None  # checked above
         assert microbatches is not None
-        notes = pipeline_notes(schedule, stages, microbatches)
-        schedule = actions_of(schedule, stages, microbatches)
+        notes = pipeline_notes(schedule, stages, microbatches, chunks)
+        schedule = actions_of(schedule, stages, microbatches, chunks)
     else:
         schedule = read_actions(schedule)
-    program = lower_schedule(schedule, forward=forward, backward=backward, latency=latency)
+    program = lower_schedule(
+        schedule, forward=forward / chunks, backward=backward / chunks, latency=latency
+    )
     return Result(program, run(program, price(program), engine), None, notes)
 
 
@@ -123,13 +130,16 @@ def pace_notes(result: Result) -> tuple[str, ...]:
     )
 
 
-def pipeline_notes(schedule: str, stages: int, microbatches: int) -> tuple[str, ...]:
+def pipeline_notes(
+    schedule: str, stages: int, microbatches: int, chunks: int = 1
+) -> tuple[str, ...]:
     """Return a warning when a pipeline has fewer microbatches than stages, and more would help."""
     formula = BUBBLE_FRACTION.get(schedule_name(schedule))
     if microbatches >= stages or formula is None:
         return ()
-    now, better = formula(stages, microbatches), formula(stages, 4 * stages)
+    now, better = (formula(stages, m, chunks) for m in (microbatches, 4 * stages))
+    where = f"{stages} {'ranks' if chunks > 1 else 'stages'}"
     return (
-        f"{microbatches} microbatches on {stages} stages (M<P): bubble {now:.1%}; "
+        f"{microbatches} microbatches on {where} (M<P): bubble {now:.1%}; "
         f"use M>={4 * stages} for <={better:.1%}",
     )

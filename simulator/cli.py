@@ -116,15 +116,18 @@ def show() -> None:
 
 @show.command("schedule")
 @click.argument("name", required=False)
-@click.option("--stages", type=int, default=4, show_default=True, help="Pipeline stages.")
+@click.option("--stages", type=int, default=4, show_default=True,
+              help="Pipeline stages; with --chunks, ranks.")  # fmt: skip
+@click.option("--chunks", type=int, default=1, show_default=True,
+              help="Stages of each rank, which share its F and B.")  # fmt: skip
 @click.option("--microbatches", type=int, default=8, show_default=True, help="Pipeline inputs.")
 @click.option("--forward", type=float, default=1.0, show_default=True, help="Seconds of one F.")
 @click.option("--backward", type=float, default=2.0, show_default=True, help="Seconds of one B.")
 @click.option("--latency", type=float, default=0.0, show_default=True, help="Seconds of a message.")
 @click.option("--plot", metavar="[NAME=]FILE", help="Draw it.")
 def show_schedule(
-    name: str | None, stages: int, microbatches: int, forward: float, backward: float,
-    latency: float, plot: str | None,
+    name: str | None, stages: int, chunks: int, microbatches: int, forward: float,
+    backward: float, latency: float, plot: str | None,
 ) -> None:  # fmt: skip
     """Print schedule NAME over time; without NAME list the schedules."""
     figure = _figure(plot) if plot else None
@@ -134,13 +137,13 @@ def show_schedule(
         from simulator.schedules import SCHEDULES
 
         for known, function in SCHEDULES.items():
-            click.echo(f"{known:<8} {(function.__doc__ or '').partition(chr(10))[0]}")
+            click.echo(f"{known:<15} {(function.__doc__ or '').partition(chr(10))[0]}")
         return
     from simulator.api import simulate_schedule
 
     result = simulate_schedule(
-        name, stages=stages, microbatches=microbatches, forward=forward, backward=backward,
-        latency=latency,
+        name, stages=stages, microbatches=microbatches, chunks=chunks, forward=forward,
+        backward=backward, latency=latency,
     )  # fmt: skip
     click.echo(str(result))
     if figure:

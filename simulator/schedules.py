@@ -1,15 +1,17 @@
 """Pipeline schedules as data: for each pipeline rank, the list of actions it performs in order.
 
 An action is a stage, a kind and a microbatch, spelled as torch.distributed.pipelining spells them
-(``3F0``, ``1SEND_F2``). A schedule is one function over (stages, microbatches); the passes below
-take action lists and return new ones.
+(``3F0``, ``1SEND_F2``). A schedule is one function over (stages, microbatches), or over (ranks,
+microbatches, chunks) where a rank holds several stages; the passes below take action lists and
+return new ones.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import count
 from typing import NamedTuple, TypeAlias
 
 from simulator.budget import require
@@ -88,17 +90,60 @@ def one_f_one_b(stages: int, microbatches: int) -> Actions:
     return tuple(one(stage) for stage in range(stages))
 
 
-Schedule: TypeAlias = Callable[[int, int], Actions]
+def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Actions:
+    """1F1B with several chunks of layers on each rank (Megatron-LM; Narayanan, 2104.04473, 2.2).
 
-SCHEDULES: dict[str, Schedule] = {"naive": naive, "GPipe": gpipe, "1F1B": one_f_one_b}
-"""Schedules by name, as torch.distributed.pipelining names them; add a function to add one."""
+    Chunk c of rank r is stage c x p + r. Microbatches go in rounds of about p: a round passes a
+    rank's first chunk, then its second, and so on; the last chunk first on the way back. Rounds are
+    those of torch.distributed.pipelining, of p microbatches where p divides m as the paper asks.
+    For p chunks v and m a multiple of p: bubble ratio (p-1)/(v m), a vth of 1F1B's; rank r keeps
+    min(2(p-r-1) + (v-1)p + 1, v m) chunk activations, on rank 0 p (1 + (p-1)/(p v)) microbatches.
+    """
+    rounds = _rounds(ranks, microbatches)
+    size = microbatches // rounds
+    order = [(c, r * size + i) for r in range(rounds) for c in range(chunks) for i in range(size)]
+
+    def one(rank: int) -> tuple[Action, ...]:
+        forward = [Action(c * ranks + rank, "F", m) for c, m in order]
+        backward = [Action((chunks - 1 - c) * ranks + rank, "B", m) for c, m in order]
+        warmup = min(2 * (ranks - 1 - rank) + (chunks - 1) * size, len(order))
+        steady = [a for pair in zip(forward[warmup:], backward, strict=False) for a in pair]
+        return (*forward[:warmup], *steady, *backward[len(order) - warmup :])
+
+    return tuple(one(rank) for rank in range(ranks))
 
 
-BUBBLE_FRACTION: dict[str, Callable[[int, int], float]] = {
-    "GPipe": lambda stages, m: (stages - 1) / (m + stages - 1),
-    "1F1B": lambda stages, m: (stages - 1) / (m + stages - 1),
+def _rounds(ranks: int, microbatches: int) -> int:
+    """Return how many times the interleaved schedule goes through the chunks of a rank."""
+    return max(1, microbatches // ranks)
+
+
+PLAIN: dict[str, Callable[[int, int], Actions]] = {
+    "naive": naive,
+    "GPipe": gpipe,
+    "1F1B": one_f_one_b,
 }
-"""Bubble fraction for equal stages and free messages, of schedules where it falls with m."""
+"""Schedules of one stage a rank, by name: functions of (stages, microbatches)."""
+
+CHUNKED: dict[str, Callable[[int, int, int], Actions]] = {"Interleaved1F1B": interleaved_1f1b}
+"""Schedules of several stages a rank, by name: functions of (ranks, microbatches, chunks)."""
+
+SCHEDULES: Mapping[str, Callable[..., Actions]] = PLAIN | CHUNKED
+"""All schedules, as torch.distributed.pipelining names them; add a function to add one."""
+
+
+def _filled(ranks: int, microbatches: int, chunks: int) -> float:
+    """Return the bubble fraction of a pipeline that waits only for its first microbatch.
+
+    (p-1)/(v m + p-1) for m >= p; with fewer, a chunk waits for the first microbatch to come round.
+    """
+    work = chunks * microbatches
+    return 1 - work / (chunks * max(microbatches, ranks) + min(microbatches, ranks) - 1)
+
+
+BUBBLE_FRACTION = dict.fromkeys(("GPipe", "1F1B", "Interleaved1F1B"), _filled)
+"""Bubble fraction for equal stages and free messages, of schedules where it falls with m,
+from (ranks, microbatches, chunks)."""
 
 
 def schedule_name(name: str) -> str:
@@ -115,16 +160,41 @@ def schedule_name(name: str) -> str:
     return by_lower[name.lower()]
 
 
+def size_complaint(name: str, ranks: int, microbatches: int, chunks: int) -> str | None:
+    """Return why a registered schedule cannot be made in a size, or None where it can."""
+    if name not in CHUNKED:
+        takers = ", ".join(CHUNKED)
+        return f"{name} takes one chunk a rank, not {chunks}; use {takers}" if chunks > 1 else None
+    if chunks < 2:
+        return f"{name} needs at least 2 chunks a rank, not {chunks}; with one chunk use 1F1B"
+    rounds = _rounds(ranks, microbatches)
+    if microbatches % rounds == 0:
+        return None
+    below, above = (
+        next(m for m in count(microbatches, step) if m % _rounds(ranks, m) == 0) for step in (-1, 1)
+    )
+    return (
+        f"{name} takes {microbatches} microbatches through {ranks} ranks in {microbatches} // "
+        f"{ranks} = {rounds} rounds, which do not divide them; {below} or {above} would do"
+    )
+
+
 @lru_cache(maxsize=64)
-def actions_of(name: str, stages: int, microbatches: int) -> Actions:
+def actions_of(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Actions:
     """Return the checked action lists of a registered schedule, without communication.
 
     Raises:
-        DescriptionError: when there is no such schedule, or it is too large for this machine.
+        DescriptionError: when there is no such schedule, not of this size, or it is too large for
+            this machine.
     """
-    what = f"a schedule of {microbatches:,} microbatches on {stages} stages"
-    require(1500.0 * stages * microbatches, what, "take fewer, larger microbatches")
-    actions = SCHEDULES[schedule_name(name)](stages, microbatches)
+    name = schedule_name(name)
+    complaint = size_complaint(name, ranks, microbatches, chunks)
+    if complaint:
+        raise DescriptionError(complaint)
+    what = f"a schedule of {microbatches:,} microbatches on {ranks * chunks} stages"
+    require(1500.0 * ranks * chunks * microbatches, what, "take fewer, larger microbatches")
+    size = (ranks, microbatches, chunks) if name in CHUNKED else (ranks, microbatches)
+    actions = SCHEDULES[name](*size)
     check_actions(actions)
     return actions
 

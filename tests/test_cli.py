@@ -78,7 +78,24 @@ def test_fewer_microbatches_than_stages_are_warned_of(trainsim):
 
 def test_show_schedule_lists_the_names(trainsim):
     _, out, _ = trainsim("show", "schedule")
-    assert [line.split()[0] for line in out.splitlines()] == ["naive", "GPipe", "1F1B"]
+    names = [line.split()[0] for line in out.splitlines()]
+    assert names == ["naive", "GPipe", "1F1B", "Interleaved1F1B"]
+
+
+# p=2, m=2, v=2, chunks of 1/2 + 1: (2 x 2 + 1) x 1.5 s; by hand in test_schedules.
+def test_show_schedule_prints_the_stages_of_chunks(trainsim):
+    size = ("--stages", "2", "--chunks", "2", "--microbatches", "2")
+    code, out, _ = trainsim("show", "schedule", "Interleaved1F1B", *size)
+    assert code == 0
+    assert out.splitlines()[0].startswith("rank 0 |0F0 0F1 2F0 2F1 ")
+    assert "step 7.5 s" in out
+
+
+def test_show_schedule_refuses_uneven_rounds(trainsim):
+    size = ("--stages", "2", "--chunks", "2", "--microbatches", "5")
+    code, out, err = trainsim("show", "schedule", "Interleaved1F1B", *size)
+    assert (code, out) == (2, "")
+    assert "takes 5 microbatches through 2 ranks" in err
 
 
 def test_show_catalog_lists_every_folder(trainsim):

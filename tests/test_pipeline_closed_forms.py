@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import simulator as sim
 from simulator.report.result import Result
-from simulator.schedules import parse_grid
-
-INTERLEAVED = Path(__file__).parent / "golden" / "torch_interleaved.txt"
+from simulator.schedules import BUBBLE_FRACTION, actions_of, size_complaint
 
 
 def run(name: str, p: int, m: int, f: float = 1.0, b: float = 2.0, c: float = 0.0) -> Result:
@@ -171,25 +168,105 @@ def test_question_18_microbatches_in_flight(m: int, held: list[int]) -> None:
     assert run("1F1B", 8, m).memory.peak.tolist() == held
 
 
-# Question 6: torch's interleaved lists, given as lists. Each of v chunks takes f/v and b/v, so the
-# bubble is (p-1)(f+b)/v: p=4, m=8: 24 + 4.5; p=8, m=32: 96 + 10.5 (v=2), 96 + 5.25 (v=4). Rank r
-# warms up with 2(p-r-1) + (v-1)p chunk forwards and keeps one more: p=4, v=2: 10, 8, 6, 4.
+def interleaved(p: int, m: int, v: int, f: float = 1.0, b: float = 2.0, c: float = 0.0) -> Result:
+    return sim.simulate_schedule(
+        "Interleaved1F1B", stages=p, microbatches=m, chunks=v, forward=f, backward=b, latency=c
+    )
+
+
+def leading_forwards(p: int, m: int, v: int) -> list[int]:
+    """Return the forwards of each rank before the last one before its first backward."""
+    rows = actions_of("Interleaved1F1B", p, m, v)
+    return [next(i for i, a in enumerate(row) if a.kind == "B") - 1 for row in rows]
+
+
+# Question 6: rank r warms up with 2(p-r-1) + (v-1)p chunk forwards, then a forward and a backward.
 @pytest.mark.parametrize(
-    ("size", "chunks", "total", "warmup"),
+    ("p", "m", "v", "warmup"),
     [
-        ("p=4 m=8 v=2", 2, 28.5, [10, 8, 6, 4]),
-        ("p=8 m=32 v=2", 2, 106.5, [22, 20, 18, 16, 14, 12, 10, 8]),
-        ("p=8 m=32 v=4", 4, 101.25, [38, 36, 34, 32, 30, 28, 26, 24]),
+        (4, 8, 2, [10, 8, 6, 4]),
+        (8, 32, 2, [22, 20, 18, 16, 14, 12, 10, 8]),
+        (8, 32, 4, [38, 36, 34, 32, 30, 28, 26, 24]),
     ],
 )
-def test_question_6_interleaved_lists_have_a_vth_of_the_bubble(
-    size: str, chunks: int, total: float, warmup: list[int]
+def test_question_6_interleaved_warms_up_with_twice_the_distance(
+    p: int, m: int, v: int, warmup: list[int]
 ) -> None:
-    text = INTERLEAVED.read_text().partition(f"{size}\n")[2].partition("p=")[0]
-    actions = tuple(tuple(a for a in row if a.kind != "REDUCE_GRAD") for row in parse_grid(text))
-    result = sim.simulate_schedule(actions, forward=1 / chunks, backward=2 / chunks)
-    assert result.step_time_s == total
-    assert result.memory.peak.tolist() == [kept + 1 for kept in warmup]
+    assert leading_forwards(p, m, v) == warmup
+    assert interleaved(p, m, v).memory.peak.tolist() == [kept + 1 for kept in warmup]
+
+
+# Question 6: each of v chunks takes f/v and b/v, so the bubble is (p-1)(f+b)/v: p=4, m=8: 24 + 4.5;
+# p=8, m=32: 96 + 21 (1F1B), 96 + 10.5 (v=2), 96 + 5.25 (v=4).
+@pytest.mark.parametrize(
+    ("p", "m", "v", "total"), [(4, 8, 2, 28.5), (8, 32, 2, 106.5), (8, 32, 4, 101.25)]
+)
+def test_question_6_chunks_divide_the_bubble(p: int, m: int, v: int, total: float) -> None:
+    assert interleaved(p, m, v).step_time_s == total
+
+
+def test_question_6_without_chunks_the_step_is_117() -> None:
+    assert run("1F1B", 8, 32).step_time_s == 117.0
+
+
+# Narayanan et al., 2021, section 2.2.2: bubble over ideal time is (p-1) / (v m).
+@pytest.mark.parametrize("p", [2, 3, 4, 7, 8])
+@pytest.mark.parametrize("v", [2, 4, 8])
+def test_interleaved_bubble_is_the_papers(p: int, v: int) -> None:
+    for rounds in (1, 2, 3):
+        pieces = interleaved(p, p * rounds, v, 3.0, 5.0).breakdown
+        assert (pieces.bubble * v * p * rounds == (p - 1) * pieces.of("forward", "backward")).all()
+
+
+# Any size, also rounds of more or fewer than p: in units of a chunk's f + b, the first microbatch
+# passes v p stages, of which m fill m, and with m < p the last one comes m - 1 behind it.
+@settings(max_examples=60, deadline=None)
+@given(p=st.integers(1, 8), m=st.integers(1, 24), v=st.integers(2, 5), f=st.integers(1, 9))
+def test_the_table_of_bubbles_holds_for_interleaved_of_any_size(
+    p: int, m: int, v: int, f: int
+) -> None:
+    assume(not size_complaint("Interleaved1F1B", p, m, v))
+    pieces = interleaved(p, m, v, f * v, 4.0 * v).breakdown
+    expected = BUBBLE_FRACTION["Interleaved1F1B"](p, m, v)
+    np.testing.assert_allclose(pieces.bubble_fraction, expected, rtol=1e-12, atol=1e-15)
+
+
+# Korthikanti et al., 2022, section 4.2.3: the first rank keeps p (1 + (p-1)/(p v)) microbatches of
+# activations. p=8, v=3: 8 (1 + 7/24) = 248/24 = 31/3, that is 31 chunks of a third; p=4, v=2: 11/2.
+@pytest.mark.parametrize(("p", "v", "chunks"), [(8, 3, 31), (4, 2, 11), (2, 4, 9), (8, 12, 103)])
+def test_the_first_rank_of_interleaved_keeps_what_korthikanti_says(
+    p: int, v: int, chunks: int
+) -> None:
+    kept = interleaved(p, 2 * p, v).memory.peak[0]
+    assert kept == chunks
+    assert kept * p * v == p * (p * v + p - 1) * v  # kept / v = p (1 + (p-1)/(p v))
+
+
+# p=6, m=3, v=2: 2*3 chunk units of work in 2*6 + 3 - 1 = 14, 57.1 % idle; with 24: 48 of 53, 9.4 %.
+def test_question_7_interleaved_with_fewer_microbatches_than_ranks_warns() -> None:
+    result = interleaved(6, 3, 2)
+    assert result.step_time_s == 14 * 1.5
+    (note,) = result.notes
+    assert "M<P" in note
+    assert "bubble 57.1%; use M>=24 for <=9.4%" in note
+
+
+# Free messages or slow ones, odd sizes: sends meet their receives in order.
+@pytest.mark.parametrize("c", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize("p", [2, 3, 5, 6, 7])
+def test_interleaved_runs_with_messages_in_odd_sizes(p: int, c: float) -> None:
+    for m, v in itertools.product((1, 2, 3, 5, 7, 10, 14), (2, 3, 5)):
+        if not size_complaint("Interleaved1F1B", p, m, v):
+            assert interleaved(p, m, v, c=c).step_time_s >= 3 * m + (p - 1) * 3 / v - 1e-9
+
+
+# p=2, m=2, v=2, f=b=2 on a chunk 1, c=0.25, by hand (rank 0 holds stages 0, 2; rank 1 stages 1, 3):
+#   0F0 0-1  0F1 1-2  2F0 2.5-3.5  2F1 3.5-4.5  2B0 6-7    2B1 8-9   0B0 9-10    0B1 10.5-11.5
+#   1F0 1.25-2.25  1F1 2.25-3.25  3F0 3.75-4.75  3B0 4.75-5.75  3F1 5.75-6.75  3B1 6.75-7.75
+#   1B0 7.75-8.75 (2B0 ends 7, arrives 7.25)  1B1 9.25-10.25 (2B1 ends 9, arrives 9.25)
+# 0B0 starts when 2B1 ends at 9 = 8.75 + 0.25; 0B1 at 10.5 = 10.25 + 0.25.
+def test_interleaved_with_latency_by_hand() -> None:
+    assert interleaved(2, 2, 2, 2.0, 2.0, 0.25).step_time_s == 11.5
 
 
 @pytest.mark.parametrize("name", ["naive", "GPipe", "1F1B"])

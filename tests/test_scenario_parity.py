@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from simulator.describe.scenario import Scenario
 from simulator.engine import Folding, run
 from simulator.hardware import price
 from simulator.lower import lower
-from simulator.schedules import SCHEDULES
+from simulator.schedules import PLAIN, size_complaint
 
 
 def alike_however_it_runs(scenario: Scenario) -> Folding:
@@ -63,7 +64,7 @@ def test_engines_agree_on_random_plans(
     size = data.draw(st.integers(1, 2))
     plan = {
         "dp": dp, "tp": tp, "pp": pp, "microbatch_size": size,
-        "schedule": data.draw(st.sampled_from(list(SCHEDULES))),
+        "schedule": data.draw(st.sampled_from(list(PLAIN))),
         "order": tuple(data.draw(st.permutations(["dp", "pp", "tp"]))),
         "recompute": data.draw(st.sampled_from(["none", "full"])),
         "bucket_size": data.draw(st.sampled_from([1.0, 1e5, 25e6])),
@@ -80,6 +81,40 @@ def test_engines_agree_on_random_plans(
             cluster=cluster_of(num_nodes=nodes, devices=world // nodes),
         )
     )
+
+
+# Stages of any number of layers, 1 or 2, on nodes that cut pipelines anywhere: 4 layers or 8.
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_engines_agree_on_random_plans_with_chunks(
+    scenario_of: Any, cluster_of: Any, gpt: Any, llama: Any, data: st.DataObject
+) -> None:
+    dp, tp = data.draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (3, 1)]))
+    pp, chunks = data.draw(st.sampled_from([(2, 2), (2, 4), (3, 2), (4, 2)]))
+    microbatches = data.draw(st.integers(1, 7))
+    assume(not size_complaint("Interleaved1F1B", pp, microbatches, chunks))
+    world, stages = dp * tp * pp, pp * chunks
+    nodes = data.draw(st.sampled_from([n for n in range(1, world + 1) if world % n == 0]))
+    layers = data.draw(st.lists(st.integers(1, 2), min_size=stages, max_size=stages))
+    model = replace(data.draw(st.sampled_from([gpt, llama])), num_hidden_layers=sum(layers))
+    alike_however_it_runs(
+        scenario_of(
+            model=model,
+            plan={
+                "dp": dp, "tp": tp, "pp": pp, "chunks": chunks, "schedule": "Interleaved1F1B",
+                "layers_per_stage": tuple(layers),
+                "order": tuple(data.draw(st.permutations(["dp", "pp", "tp"]))),
+                "recompute": data.draw(st.sampled_from(["none", "full"])),
+                "bucket_size": data.draw(st.sampled_from([1.0, 1e5, 25e6])),
+            },
+            run={
+                "detail": data.draw(st.sampled_from(["stage", "layer", "kernel"])),
+                "num_steps": data.draw(st.integers(1, 2)),
+            },
+            batch=dp * microbatches,
+            cluster=cluster_of(num_nodes=nodes, devices=world // nodes),
+        )
+    )  # fmt: skip
 
 
 # dp 3 x tp 2 on nodes of 3: the tp pair of ranks 2 and 3 lies on two nodes, the others on one. With

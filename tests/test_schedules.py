@@ -20,17 +20,20 @@ from simulator.schedules import (
 )
 
 GOLDEN = Path(__file__).parent / "golden"
-TORCH = {"GPipe": "torch_gpipe.txt", "1F1B": "torch_1f1b.txt"}
+TORCH = {
+    "GPipe": "torch_gpipe.txt",
+    "1F1B": "torch_1f1b.txt",
+    "Interleaved1F1B": "torch_interleaved.txt",
+}
 
 
-def recorded(name: str) -> dict[tuple[int, int], list[list[str]]]:
-    """Read the recorded lists by (stages, microbatches)."""
-    out: dict[tuple[int, int], list[list[str]]] = {}
+def recorded(name: str) -> dict[tuple[int, ...], list[list[str]]]:
+    """Read the recorded lists by (ranks, microbatches), or (ranks, microbatches, chunks)."""
+    out: dict[tuple[int, ...], list[list[str]]] = {}
     rows: list[list[str]] = []
     for line in (GOLDEN / TORCH[name]).read_text().splitlines():
         if line.startswith("p="):
-            p, m = (int(part[2:]) for part in line.split())
-            rows = out[p, m] = []
+            rows = out[tuple(int(part[2:]) for part in line.split())] = []
         elif line.startswith("rank"):
             rows.append(line.partition(":")[2].split())
     return out
@@ -49,13 +52,22 @@ def ours(name: str, stages: int, microbatches: int) -> list[list[str]]:
     return [[str(a) for a in row] for row in rows]
 
 
+def interleaved(ranks: int, microbatches: int, chunks: int) -> list[list[str]]:
+    """Return our interleaved lists as torch gives its own: without REDUCE_GRAD."""
+    rows = actions_of("Interleaved1F1B", ranks, microbatches, chunks)
+    return [[str(a) for a in row] for row in rows]
+
+
 def lists(*rows: str) -> tuple[tuple[Action, ...], ...]:
     return tuple(tuple(map(Action.parse, row.split())) for row in rows)
 
 
 # 8 stage counts x 9 microbatch counts; torch's 1F1B needs m >= p, which leaves 9+8+7+6+5+4+4+3 = 46
-# (of m in 1, 2, 3, 4, 5, 7, 8, 12, 16: p=6 and p=7 both leave 7, 8, 12, 16).
-@pytest.mark.parametrize(("name", "sizes"), [("GPipe", 72), ("1F1B", 46)])
+# (of m in 1, 2, 3, 4, 5, 7, 8, 12, 16: p=6 and p=7 both leave 7, 8, 12, 16). Interleaved: 5 rank
+# counts x 8 x 2 chunk counts and one more, but m=5 on p=2 and m=10 on p=3, which it refuses.
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("GPipe", 72), ("1F1B", 46), ("Interleaved1F1B", 81 - 4)]
+)
 def test_the_recording_of_torch_covers_the_grid(name: str, sizes: int) -> None:
     assert len(recorded(name)) == sizes
 
@@ -72,6 +84,11 @@ def test_1f1b_lists_equal_those_recorded_from_torch_but_for_its_numbering_of_the
 ):
     for (p, m), rows in recorded("1F1B").items():
         assert ours("1F1B", p, m) == [*rows[:-1], renumbered(rows[-1])], (p, m)
+
+
+def test_interleaved_lists_equal_those_recorded_from_torch() -> None:
+    for (p, m, v), rows in recorded("Interleaved1F1B").items():
+        assert interleaved(p, m, v) == rows, (p, m, v)
 
 
 def test_torch_really_numbers_the_last_stage_of_1f1b_from_one() -> None:
@@ -95,6 +112,88 @@ def test_lists_equal_those_of_the_installed_torch(
     if name == "1F1B" and f"{stages - 1}F{microbatches}" in theirs[-1]:
         theirs[-1] = renumbered(theirs[-1])
     assert ours(name, stages, microbatches) == theirs
+
+
+def torchs_interleaved(*size: int, **options: bool) -> list[list[str]] | None:
+    """Return the installed torch's lists of (ranks, microbatches, chunks), None if it refuses."""
+    visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+    try:
+        rows = visualizer.get_schedule_ops("Interleaved1F1B", *size, **options)
+    except ValueError:
+        return None
+    return [[str(a) for a in row if a is not None] for row in rows]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+def test_interleaved_lists_equal_those_of_the_installed_torch_or_both_refuse(
+    ranks: int, chunks: int
+) -> None:
+    for m in range(1, 2 * ranks + 4):
+        theirs = torchs_interleaved(ranks, m, chunks)
+        if theirs is None:
+            with pytest.raises(DescriptionError, match=f"takes {m} microbatches"):
+                interleaved(ranks, m, chunks)
+        else:
+            assert interleaved(ranks, m, chunks) == theirs
+
+
+# torch places the receives itself, and UNSHARD and RESHARD of FSDP, which do nothing here.
+@pytest.mark.parametrize(("ranks", "m", "chunks"), [(2, 4, 2), (3, 3, 3), (4, 6, 2), (5, 10, 3)])
+def test_interleaved_lists_with_the_messages_of_torch_take_as_long_as_with_ours(
+    ranks: int, m: int, chunks: int
+) -> None:
+    theirs = torchs_interleaved(ranks, m, chunks, with_comms=True)
+    assert theirs is not None
+    rows = [[cell for cell in row if "SHARD" not in cell] for row in theirs]
+    times = {"forward": 1.0, "backward": 2.0, "latency": 0.25}
+    ours = sim.simulate_schedule(actions_of("Interleaved1F1B", ranks, m, chunks), **times)
+    assert sim.simulate_schedule(rows, **times).step_time_s == ours.step_time_s
+
+
+# P=2, M=2, v=2 by hand: rank 0 holds stages 0 and 2, rank 1 stages 1 and 3. Warm-up 2(1-r) + 2:
+# 4 forwards on rank 0 (all there are), 2 on rank 1, which then alternates.
+def test_interleaved_lists_by_hand() -> None:
+    assert actions_of("Interleaved1F1B", 2, 2, 2) == lists(
+        "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1",
+        "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1",
+    )
+
+
+# Rounds are m // p, at least 1, and must divide m: 20 // 6 = 3 does not divide 20; 18 and 21 are
+# divided by 3. 5 // 2 = 2, 4 and 6 are divided by 2 and 3.
+@pytest.mark.parametrize(
+    ("ranks", "m", "near"), [(2, 5, "4 or 6"), (6, 20, "18 or 21"), (3, 10, "9 or 12")]
+)
+def test_interleaved_refuses_uneven_rounds_and_names_the_nearest(
+    ranks: int, m: int, near: str
+) -> None:
+    with pytest.raises(DescriptionError, match=f"{m} microbatches through {ranks} ranks.*{near}"):
+        actions_of("Interleaved1F1B", ranks, m, 2)
+
+
+# Question 7: of p=6, m=3 one round; of p=4, m=10 two of 5; m need not be a multiple of p x v.
+@pytest.mark.parametrize(("ranks", "m"), [(6, 3), (4, 10), (4, 4)])
+def test_question_7_interleaved_takes_uneven_numbers_that_rounds_divide(ranks: int, m: int) -> None:
+    rows = actions_of("Interleaved1F1B", ranks, m, 2)
+    assert [len(row) for row in rows] == [2 * 2 * m] * ranks
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "words"),
+    [
+        ("GPipe", 2, "GPipe takes one chunk a rank, not 2; use Interleaved1F1B"),
+        ("Interleaved1F1B", 1, "at least 2 chunks a rank, not 1; with one chunk use 1F1B"),
+    ],
+)
+def test_a_schedule_says_which_chunks_it_takes(name: str, chunks: int, words: str) -> None:
+    with pytest.raises(DescriptionError, match=words):
+        actions_of(name, 4, 8, chunks)
+
+
+def test_chunks_beside_lists_are_refused() -> None:
+    with pytest.raises(DescriptionError, match="chunks 2 is for the name of a schedule"):
+        sim.simulate_schedule(lists("0F0 0B0"), chunks=2)
 
 
 # A stage of 1F1B with fewer microbatches than warm-up slots simply runs out of forwards.
@@ -311,7 +410,13 @@ def test_lists_that_say_nothing_sensible_are_refused(rows: object, part: str) ->
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"stages": "4"}, {"stages": 2.5}, {"forward": None}, {"forward": 0.0, "backward": 0.0}],
+    [
+        {"stages": "4"},
+        {"stages": 2.5},
+        {"chunks": 0},
+        {"forward": None},
+        {"forward": 0.0, "backward": 0.0},
+    ],
 )
 def test_arguments_of_the_wrong_kind_are_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(DescriptionError):

@@ -23,13 +23,18 @@ class Plan:
     tp: Count = 1
     """Tensor-parallel degree."""
     pp: Count = 1
-    """Pipeline-parallel degree: the number of stages."""
+    """Pipeline-parallel degree: the ranks of a pipeline."""
     schedule: str = "1F1B"
     """Pipeline schedule, a name that `trainsim show schedule` lists."""
+    chunks: Count = 1
+    """Stages of each pipeline rank (Megatron-LM's virtual pipeline): stage s lies on rank s % pp.
+
+    For schedules that take several, as Interleaved1F1B.
+    """
     microbatch_size: Count = 1
     """Samples of one pipeline input of one data-parallel replica."""
     layers_per_stage: tuple[Count, ...] | None = None
-    """Layers of each stage, first to last; even when absent."""
+    """Layers of each of the pp x chunks stages, first to last; even when absent."""
     order: tuple[Axis, ...] = AXES
     """Mesh axes from outermost to innermost: consecutive ranks differ in the last one."""
     placement: Literal["block", "cyclic"] | tuple[Annotated[int, Range(0)], ...] = "block"
@@ -86,10 +91,15 @@ class Plan:
             problems.append(
                 f"Plan.order: {list(self.order)} must name each of {', '.join(AXES)} once"
             )
-        if self.layers_per_stage is not None and len(self.layers_per_stage) != self.pp:
+        if self.chunks > 1 and self.pp == 1:
+            problems.append(
+                f"Plan.chunks: {self.chunks} chunks need a pipeline of at least 2 ranks, pp is 1"
+            )
+        if self.layers_per_stage is not None and len(self.layers_per_stage) != self.num_stages:
+            chunks = f" x chunks {self.chunks} = {self.num_stages}" if self.chunks > 1 else ""
             problems.append(
                 f"Plan.layers_per_stage: lists {len(self.layers_per_stage)} stages "
-                f"but pp is {self.pp}"
+                f"but pp is {self.pp}{chunks}"
             )
         for name in ("servers", "staleness"):
             value = getattr(self, name)
@@ -127,6 +137,11 @@ class Plan:
     def placement_name(self) -> str:
         """The placement in a word."""
         return self.placement if isinstance(self.placement, str) else "listed"
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of a pipeline: one for each chunk of each of its ranks."""
+        return self.pp * self.chunks
 
     @property
     def num_servers(self) -> int:

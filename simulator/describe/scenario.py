@@ -13,7 +13,7 @@ from simulator.describe.network import Network
 from simulator.describe.plan import Plan
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
 from simulator.errors import DescriptionError
-from simulator.schedules import schedule_name
+from simulator.schedules import schedule_name, size_complaint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class Scenario:
         """Layers of each stage; a remainder goes to the first ones, away from the head."""
         if self.plan.layers_per_stage is not None:
             return self.plan.layers_per_stage
-        count, rest = divmod(self.model.num_hidden_layers, self.plan.pp)
-        return tuple(count + (stage < rest) for stage in range(self.plan.pp))
+        count, rest = divmod(self.model.num_hidden_layers, self.plan.num_stages)
+        return tuple(count + (stage < rest) for stage in range(self.plan.num_stages))
 
     @property
     def precision(self) -> Precision:
@@ -73,13 +73,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"plan.sequence_parallel: plan.tp {plan.tp} does not divide run.sequence_length "
             f"{run.sequence_length}"
         )
-    if plan.pp > model.num_hidden_layers:
-        yield f"plan.pp {plan.pp} is more than the {model.num_hidden_layers} layers of {model.name}"
-    elif sum(s.layers_per_stage) != model.num_hidden_layers:
-        yield (
-            f"plan.layers_per_stage {list(s.layers_per_stage)} sums to {sum(s.layers_per_stage)}, "
-            f"but {model.name} has {model.num_hidden_layers} layers"
-        )
+    yield from _stages(s)
     share = plan.microbatch_size * plan.dp
     if run.global_batch_size % share:
         near = max(share, run.global_batch_size // share * share)
@@ -93,11 +87,8 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"run.sequence_length {run.sequence_length} is more than the "
             f"{model.max_position_embeddings} positions that {model.name} has learned"
         )
-    try:
-        schedule_name(plan.schedule)
-    except DescriptionError as error:
-        yield f"plan.{error}"
     yield from _stale_embedding(model, plan)
+    yield from _schedule(s)
     yield from _flows_apart(s)
     peak = cluster.node.device.peak
     if s.precision.matmul not in peak:
@@ -137,6 +128,40 @@ def _stale_embedding(model: Model, plan: Plan) -> Iterator[str]:
             f"sum the gradients of {model.name}'s tied embedding after the exchange, when each has "
             "already pulled parameters; set model.tie_word_embeddings = false, or plan.pp = 1"
         )
+
+
+def _stages(s: Scenario) -> Iterator[str]:
+    """Say what is wrong with how the layers are divided over the stages."""
+    model, plan = s.model, s.plan
+    layers = model.num_hidden_layers
+    stages = f"plan.pp {plan.pp}"
+    if plan.chunks > 1:
+        stages += f" x plan.chunks {plan.chunks} = {plan.num_stages} stages"
+    if plan.num_stages > layers:
+        yield f"{stages} is more than the {layers} layers of {model.name}"
+    elif sum(s.layers_per_stage) != layers:
+        yield (
+            f"plan.layers_per_stage {list(s.layers_per_stage)} sums to {sum(s.layers_per_stage)}, "
+            f"but {model.name} has {layers} layers"
+        )
+    elif plan.chunks > 1 and plan.layers_per_stage is None and layers % plan.num_stages:
+        yield (
+            f"{stages} do not divide the {layers} layers of {model.name}; "
+            f"say in plan.layers_per_stage how many each stage has"
+        )
+
+
+def _schedule(s: Scenario) -> Iterator[str]:
+    """Say why the schedule cannot be made in this size."""
+    plan = s.plan
+    try:
+        name = schedule_name(plan.schedule)
+    except DescriptionError as error:
+        yield f"plan.{error}"
+        return
+    complaint = size_complaint(name, plan.pp, s.num_microbatches, plan.chunks)
+    if complaint:
+        yield f"plan.schedule {complaint}"
 
 
 def _flows_apart(s: Scenario) -> Iterator[str]:

@@ -36,13 +36,14 @@ def lower(s: Scenario) -> Program:
     """Return the checked Program of a scenario."""
     world = s.plan.world_size
     require(400.0 * world, f"{world:,} ranks", "describe a smaller cluster")
-    grid = _complete_grid(s.plan.schedule, s.plan.pp, s.num_microbatches)
+    grid = _complete_grid(s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks)
     bodies = stage_bodies(s)
     boundary = s.precision.activation * shapes(s).local_tokens * s.model.hidden_size
     message = Flow("send_recv", float(boundary))
     costs: tuple[Cost, ...] = (*bodies.costs, message)
     replica = expand(grid, bodies.stages, len(bodies.costs))
-    static = np.array([stage.total for stage in static_memory(s)])
+    static = np.zeros(s.plan.pp)
+    np.add.at(static, grid.home, [stage.total for stage in static_memory(s)])
     steps = repeat_steps(replica, s.run.num_steps)
     if s.plan.staleness is not None:
         steps, costs = bound_staleness(steps, costs, s.plan.staleness), (*costs, CLOCK)
@@ -50,9 +51,9 @@ def lower(s: Scenario) -> Program:
 
 
 @lru_cache(maxsize=256)
-def _complete_grid(schedule: str, stages: int, microbatches: int) -> Grid:
+def _complete_grid(schedule: str, ranks: int, microbatches: int, chunks: int) -> Grid:
     """Return a schedule with messages, reductions and updates; plans of a sweep share it."""
-    compute = actions_of(schedule, stages, microbatches)
+    compute = actions_of(schedule, ranks, microbatches, chunks)
     return to_grid(add_optimizer(add_reduce_grad(add_send_recv(compute))))
 
 

@@ -158,8 +158,8 @@ def _stages(s: Scenario, table: CostTable) -> list[StageBodies]:
     first_layer = np.cumsum((0, *s.layers_per_stage))
     made: dict[tuple[int, bool, bool], StageBodies] = {}
     out = []
-    for stage in range(s.plan.pp):
-        ends = (stage == 0, stage == s.plan.pp - 1)
+    for stage in range(s.plan.num_stages):
+        ends = (stage == 0, stage == s.plan.num_stages - 1)
         key = (s.layers_per_stage[stage], *ends)
         if key not in made:  # layers count from 0 here and are shifted below
             made[key] = _one_stage(s, parts, key, table)

@@ -39,7 +39,7 @@ def bytes_per_parameter(s: Scenario) -> tuple[int, int, int]:
 
 
 def static_memory(s: Scenario) -> list[StaticMemory]:
-    """Return what every stage's ranks hold all the time.
+    """Return what every stage's ranks hold all the time; a rank of several chunks holds the sum.
 
     A tied embedding lies on the first and on the last stage, as Megatron-LM keeps it.
     """
@@ -47,7 +47,7 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
     weight, gradient, optimizer = bytes_per_parameter(s)
     out = []
     for stage, layers in enumerate(s.layers_per_stage):
-        params = stage_params(s, parts, layers, stage == 0, stage == s.plan.pp - 1)
+        params = stage_params(s, parts, layers, stage == 0, stage == s.plan.num_stages - 1)
         out.append(
             StaticMemory(
                 params=params,

@@ -26,7 +26,8 @@ from matplotlib.textpath import text_to_path
 
 from simulator.errors import DescriptionError
 from simulator.files import check_writable, write_whole
-from simulator.program import ACTION_CODE, Int64
+from simulator.program import Int64
+from simulator.report.text import stages_text
 from simulator.units import UNITS, format_seconds, to_seconds
 
 if TYPE_CHECKING:
@@ -288,8 +289,9 @@ def titles_of(result: Result, *notes: str) -> list[str]:
     titles = [f"{name}: step time {step}, bubble fraction {bubble:.1%}"]
     if result.scenario:
         plan = result.scenario.plan
+        chunks = f" x {plan.chunks} chunks" if plan.chunks > 1 else ""
         titles.append(
-            f"{plan.schedule}, pp {plan.pp} x tp {plan.tp} x dp {plan.dp}, "
+            f"{plan.schedule}, pp {plan.pp}{chunks} x tp {plan.tp} x dp {plan.dp}, "
             f"{result.scenario.num_microbatches} microbatches"
         )
     return [*titles, *filter(None, notes)]
@@ -320,10 +322,7 @@ def sample(ranks: Int64) -> Int64:
 
 def stages_of(result: Result, rank: int) -> list[int]:
     """Return the stages that a rank computes."""
-    p = result.tiled
-    place = int(np.nonzero(p.tile_ranks == rank)[0][0])
-    stages = np.unique(p.stage[(p.rank == place) & (p.action == ACTION_CODE["F"])])
-    return [int(stage) for stage in stages]
+    return result.stages[int(np.nonzero(result.tiled.tile_ranks == rank)[0][0])]
 
 
 def rank_label(result: Result, rank: int) -> str:
@@ -332,7 +331,17 @@ def rank_label(result: Result, rank: int) -> str:
     plain = stages == [rank] if result.scenario is None else result.scenario.plan.pp == 1
     if plain:
         return f"rank {rank}"
-    return f"rank {rank} · stage {', '.join(map(str, stages))}"
+    return f"rank {rank} · {stages_named(stages)}"
+
+
+def place_named(result: Result) -> str:
+    """Return what a place in the pipeline is called: a stage where each has one."""
+    return "stage" if max(map(len, result.stages)) == 1 else "pipeline position"
+
+
+def stages_named(stages: Sequence[int]) -> str:
+    """Return the stages of a rank in words."""
+    return f"stage{'s' * (len(stages) > 1)} {stages_text(stages)}"
 
 
 def check_path(path: str | Path | None) -> None:

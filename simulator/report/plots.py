@@ -137,7 +137,8 @@ def pipeline_rows(result: Result, ranks: Sequence[int] | None = None) -> tuple[I
     else:
         stages = result.stage_ranks
         shown = palette.sample(stages)
-        which = "one of each stage" if len(shown) == len(stages) else "of evenly spaced stages"
+        kind = palette.place_named(result)
+        which = f"one of each {kind}" if len(shown) == len(stages) else f"of evenly spaced {kind}s"
     return shown, f"{len(shown)} of {count} ranks, {which}" if len(shown) < count else ""
 
 
@@ -276,12 +277,13 @@ def breakdown_bars(result: Result) -> tuple[Float64, list[str], str]:
         return share[:, ranks], labels, some
     mesh = Mesh.of(result.scenario.plan)
     dp, tp = np.divmod(np.arange(mesh.dp * mesh.tp), mesh.tp)
-    stages = palette.sample(np.arange(mesh.pp))
-    members = mesh.rank(dp[:, None], stages[None, :], tp[:, None])
+    places = palette.sample(np.arange(mesh.pp))
+    members = mesh.rank(dp[:, None], places[None, :], tp[:, None])
     mean = share[:, members].mean(axis=1)
-    all_stages = "a stage" if len(stages) == mesh.pp else "evenly spaced stages"
-    which = f"each bar: mean of the {len(members)} ranks of {all_stages}; {count} ranks in all"
-    return mean, [f"stage {stage}" for stage in stages.tolist()], which
+    kind = palette.place_named(result)
+    some = f"a {kind}" if len(places) == mesh.pp else f"evenly spaced {kind}s"
+    which = f"each bar: mean of the {len(members)} ranks of {some}; {count} ranks in all"
+    return mean, [palette.stages_named(result.stages[place]) for place in places.tolist()], which
 
 
 def memory(result: Result, path: str | Path | None = None) -> Figure:

@@ -233,6 +233,14 @@ class Result:
         """One rank of each stage, the first of its replica; every rank of a bare schedule."""
         return self.tiled.tile_ranks[:, 0].astype(np.int64)
 
+    @cached_property
+    def stages(self) -> list[list[int]]:
+        """Stages of each rank of a pipeline, one for each of its chunks."""
+        p = self.tiled
+        held = np.zeros((len(p.tile_ranks), int(p.stage.max(initial=NONE)) + 2), bool)
+        held[p.rank, p.stage] = True  # ops of no stage, NONE, mark the last column
+        return [np.flatnonzero(row).tolist() for row in held[:, :-1]]
+
     def save_trace(
         self, path: str | Path, ranks: Sequence[int] | Literal["all", "some"] = "some"
     ) -> None:

@@ -211,6 +211,11 @@ def assumptions(s: Scenario) -> list[str]:
             )
     if plan.pp > 1:
         out.append("sends and receives overlap computation; receives are posted ahead")
+    if plan.chunks > 1:
+        out.append(
+            f"stage s of {plan.num_stages} lies on pipeline rank s mod {plan.pp}, and the last "
+            "rank sends to the first over the network"
+        )
     if plan.tp > 1:
         out.append(TP_OVERLAP[plan.tp_overlap])
     if plan.dp > 1:
@@ -226,6 +231,7 @@ def assumptions(s: Scenario) -> list[str]:
                 out.append(STALE)
         out.append(
             f"gradients are {how} in {s.precision.gradient}-byte numbers during the last "
-            f"backward, in buckets of at least {format_bytes(plan.bucket_size)}"
+            f"backward{' of each chunk' * (plan.chunks > 1)}, in buckets of at least "
+            f"{format_bytes(plan.bucket_size)}"
         )
     return out

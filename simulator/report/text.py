@@ -64,12 +64,13 @@ def _headline(s: Scenario) -> list[str]:
         else (f", {cluster.ranks_per_node} of {cluster.node.num_devices} devices used")
     )
     plural = "s" if cluster.num_nodes > 1 else ""
+    chunks = f" x {plan.chunks} chunks" if plan.chunks > 1 else ""
     return [
         s.name,
         f"  model       {s.model.name}, {format_count(num_parameters(s.model))} parameters",
         f"  cluster     {cluster.world_size} x {cluster.node.device.name} in {cluster.num_nodes} "
         f"node{plural} {cluster.node.name}{used}",
-        f"  plan        dp {plan.dp} x tp {plan.tp} x pp {plan.pp}, {plan.schedule}, "
+        f"  plan        dp {plan.dp} x tp {plan.tp} x pp {plan.pp}{chunks}, {plan.schedule}, "
         f"{s.num_microbatches} microbatches of {plan.microbatch_size}, recompute {plan.recompute}"
         + ("" if plan.placement == "block" else f", placement {plan.placement_name}"),
         f"  run         global batch {run.global_batch_size} x {run.sequence_length} tokens, "
@@ -118,37 +119,39 @@ def _busiest_links(result: Result) -> list[str]:
     return ["", "busiest links", links_text(result.links, 5)]
 
 
-def _stage_of_rank(result: Result) -> np.ndarray[Any, Any]:
-    program = result.tiled
-    in_tile = np.zeros(len(program.tile_ranks), np.int64)
-    in_tile[program.rank] = program.stage
-    stage = np.zeros(program.num_ranks, np.int64)
-    stage[program.tile_ranks] = in_tile[:, None]
-    return stage
+def _stages_head(result: Result) -> str:
+    return "stages" if max(map(len, result.stages)) > 1 else "stage"
+
+
+def stages_text(stages: Sequence[int]) -> str:
+    """Return the stages of a rank as a short list."""
+    names = list(map(str, stages))
+    return ", ".join(names if len(names) < 5 else [*names[:2], "...", names[-1]])
 
 
 def _stage_table(result: Result) -> str:
-    """Return one row a stage: its ranks' mean time by category, and their highest memory."""
-    b, stage = result.breakdown, _stage_of_rank(result)
+    """Return a row for the ranks of each stage or stages: mean times, and the highest memory."""
+    b, ranks_of = result.breakdown, result.tiled.tile_ranks
     present = [c for c in CATEGORIES if c in WORK or c in BUBBLE or b.of(c).any()]
-    rows = [["stage", "ranks", *present, "peak memory"]]
-    for one in np.unique(stage):
-        ranks = np.flatnonzero(stage == one)
+    rows = [[_stages_head(result), "ranks", *present, "peak memory"]]
+    for stages, ranks in zip(result.stages, ranks_of, strict=True):
         shares = [f"{b.shares[CATEGORIES.index(c), ranks].mean():.1%}" for c in present]
         peak = format_bytes(result.peak_memory_bytes[ranks].max())
-        rows.append([str(one), str(len(ranks)), *shares, peak])
+        rows.append([stages_text(stages), str(len(ranks)), *shares, peak])
     return table(rows)
 
 
 def bare_text(result: Result) -> str:
     """Return the report of a bare schedule: its grid over time and its bubble."""
     b = result.breakdown
+    chunks = ", of one stage each" if _stages_head(result) == "stages" else ""
     return "\n".join([
         schedule_text(result),
         "",
         f"step {result.step_time_s:g} s; bubble {b.bubble_fraction.mean():.4f} of the step, "
         f"{b.bubble.sum() / max(1, b.of(*WORK).sum()):.4f} of the work",
-        "activations in flight by rank: " + " ".join(f"{peak:.0f}" for peak in result.memory.peak),
+        f"activations in flight by rank{chunks}: "
+        + " ".join(f"{peak:.0f}" for peak in result.memory.peak),
     ])  # fmt: skip
 
 
@@ -237,16 +240,16 @@ def memory_text(result: Result, s: Scenario) -> str:
     """Return what the memory of every stage's fullest rank is made of."""
     from simulator.lower.memory import static_memory
 
-    stage = _stage_of_rank(result)
-    rows = [["stage", "parameters", "weights", "gradients", "optimizer", "activations", "peak"]]
-    for one, static in enumerate(static_memory(s)):
-        ranks = np.flatnonzero(stage == one)
+    every = static_memory(s)
+    parts = ("weights", "gradients", "optimizer")
+    rows = [[_stages_head(result), "parameters", *parts, "activations", "peak"]]
+    for stages, ranks in zip(result.stages, result.tiled.tile_ranks, strict=True):
+        held = [every[stage] for stage in stages]
         activations = float(result.memory.peak[ranks].max())
-        rows.append([
-            str(one), f"{static.params:,}",
-            *(format_bytes(x) for x in (static.weights, static.gradients, static.optimizer,
-                                        activations, static.total + activations)),
-        ])  # fmt: skip
+        sizes = [sum(float(getattr(one, part)) for one in held) for part in parts]
+        sizes += [activations, sum(sizes) + activations]
+        parameters = f"{sum(one.params for one in held):,}"
+        rows.append([stages_text(stages), parameters, *map(format_bytes, sizes)])
     capacity = s.cluster.node.device.memory
     verdict = "fits" if result.summary.fits else "DOES NOT FIT"
     return (

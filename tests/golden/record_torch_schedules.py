@@ -11,8 +11,9 @@ import torch
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 PLAIN = [(p, m, 1) for p in range(1, 9) for m in (1, 2, 3, 4, 5, 7, 8, 12, 16)]
-SIZES = {"GPipe": PLAIN, "1F1B": PLAIN, "Interleaved1F1B": [(4, 8, 2), (8, 32, 2), (8, 32, 4)]}
-"""(stages per chunk, microbatches, chunks per rank) by schedule."""
+CHUNKED = [(p, m, v) for p in (1, 2, 3, 4, 6) for m in (1, 2, 3, 4, 5, 6, 8, 10) for v in (2, 3)]
+SIZES = {"GPipe": PLAIN, "1F1B": PLAIN, "Interleaved1F1B": [*CHUNKED, (8, 32, 4)]}
+"""(ranks, microbatches, chunks per rank) by schedule."""
 
 
 def main(schedule: str) -> None:
@@ -22,7 +23,7 @@ def main(schedule: str) -> None:
     for p, m, v in SIZES[schedule]:
         try:
             rows = get_schedule_ops(schedule, p, m, v)
-        except ValueError:  # torch's 1F1B takes no fewer microbatches than stages
+        except ValueError:  # 1F1B with fewer microbatches than stages, uneven interleaved rounds
             continue
         out.write(f"p={p} m={m} v={v}\n" if v > 1 else f"p={p} m={m}\n")
         for rank, row in enumerate(rows):
