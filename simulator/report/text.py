@@ -12,6 +12,12 @@ from simulator.describe.scenario import Scenario
 from simulator.lower.layers import num_parameters
 from simulator.program import ACTIONS, NONE
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
+from simulator.report.sharding import (
+    passing_name,
+    sharding_lines,
+    sharding_memory,
+    sharding_name,
+)
 from simulator.report.summary import OWNERS, Summary, assumptions
 from simulator.units import (
     TICKS_PER_SECOND,
@@ -45,6 +51,7 @@ def result_text(result: Result) -> str:
     lines = [
         *_headline(result.scenario),
         *_numbers(result, result.summary),
+        *sharding_lines(result, result.scenario.plan),
         "",
         _stage_table(result),
         *_communication(result),
@@ -64,6 +71,7 @@ def _headline(s: Scenario) -> list[str]:
         else (f", {cluster.ranks_per_node} of {cluster.node.num_devices} devices used")
     )
     plural = "s" if cluster.num_nodes > 1 else ""
+    sharding = f", {sharding_name(plan)}" if plan.shards > 1 else ""
     return [
         s.name,
         f"  model       {s.model.name}, {format_count(num_parameters(s.model))} parameters",
@@ -71,7 +79,8 @@ def _headline(s: Scenario) -> list[str]:
         f"node{plural} {cluster.node.name}{used}",
         f"  plan        dp {plan.dp} x tp {plan.tp} x pp {plan.pp}, {plan.schedule}, "
         f"{s.num_microbatches} microbatches of {plan.microbatch_size}, recompute {plan.recompute}"
-        + ("" if plan.placement == "block" else f", placement {plan.placement_name}"),
+        + ("" if plan.placement == "block" else f", placement {plan.placement_name}")
+        + sharding,
         f"  run         global batch {run.global_batch_size} x {run.sequence_length} tokens, "
         f"{run.precision}, {run.optimizer}, {run.attention} attention",
         "",
@@ -235,10 +244,11 @@ def result_dict(result: Result) -> dict[str, Any]:
 
 def memory_text(result: Result, s: Scenario) -> str:
     """Return what the memory of every stage's fullest rank is made of."""
-    from simulator.lower.memory import static_memory
+    from simulator.lower.memory import bytes_per_parameter, static_memory
 
     stage = _stage_of_rank(result)
-    rows = [["stage", "parameters", "weights", "gradients", "optimizer", "activations", "peak"]]
+    columns = ("stage", "parameters", "weights", "gradients", "optimizer")
+    rows = [[*columns, passing_name(s), "peak"]]
     for one, static in enumerate(static_memory(s)):
         ranks = np.flatnonzero(stage == one)
         activations = float(result.memory.peak[ranks].max())
@@ -249,6 +259,7 @@ def memory_text(result: Result, s: Scenario) -> str:
         ])  # fmt: skip
     capacity = s.cluster.node.device.memory
     verdict = "fits" if result.summary.fits else "DOES NOT FIT"
-    return (
-        f"{table(rows)}\n\n{format_bytes(capacity)} on each {s.cluster.node.device.name}: {verdict}"
-    )
+    fits = f"{format_bytes(capacity)} on each {s.cluster.node.device.name}: {verdict}"
+    if s.plan.shards == 1:
+        return f"{table(rows)}\n\n{fits}"
+    return f"{table(rows)}\n\n{sharding_memory(s.plan, bytes_per_parameter(s))}\n{fits}"
