@@ -89,6 +89,10 @@ class Flow:
     """Times that it is done, one after the other."""
     servers: int = 0
     """Of `SERVED` flows: the lowest ranks of its group hold the sums, an equal part each."""
+    alloc_bytes: float = 0.0
+    """Device memory of each member that comes alive when the flow starts."""
+    free_bytes: float = 0.0
+    """Device memory of each member that is released when the flow ends."""
 
 
 ONE_SIDED = ("push", "pull")

@@ -78,12 +78,12 @@ def format_program(program: Program) -> str:
 
 def _cost_lines(number: int, cost: Cost) -> list[str]:
     seconds = "" if cost.seconds is None else f" seconds={_real(cost.seconds)}"
+    alloc = f" alloc={_real(cost.alloc_bytes)}" if cost.alloc_bytes else ""
+    free = f" free={_real(cost.free_bytes)}" if cost.free_bytes else ""
     if isinstance(cost, Flow):
         size = f"bytes={_real(cost.bytes)}{seconds}{_times(cost.count)}"
         servers = f" servers={cost.servers}" if cost.servers else ""
-        return [f"cost {number} flow {_quote(cost.name)} {size}{servers}"]
-    alloc = f" alloc={_real(cost.alloc_bytes)}" if cost.alloc_bytes else ""
-    free = f" free={_real(cost.free_bytes)}" if cost.free_bytes else ""
+        return [f"cost {number} flow {_quote(cost.name)} {size}{servers}{alloc}{free}"]
     return [f"cost {number} work {_quote(cost.name)}{seconds}{alloc}{free}"] + [
         f"  kernel {_quote(k.name)} flops={_real(k.flops)} bytes={_real(k.bytes)} "
         f"dtype={_quote(k.dtype)}"
@@ -249,11 +249,12 @@ def _read_cost(draft: _Draft, words: list[str]) -> None:
     kind = _at(words, 0, "kind", "a cost")
     name = _unquote(_at(words, 1, "name", "a cost"))
     if kind == "flow":
-        known = ("seconds", "count", "servers")
+        known = ("seconds", "count", "servers", "alloc", "free")
         fields = _fields(words[2:], "a flow", required=("bytes",), optional=known)
         size, seconds, count = _number(fields, "bytes"), _seconds(fields), _count(fields)
         servers = _whole(fields.get("servers", "0"), "number of servers", _INT32_END)
-        draft.costs.append(Flow(name, size, seconds, count, servers))
+        alloc, free = _number(fields, "alloc"), _number(fields, "free")
+        draft.costs.append(Flow(name, size, seconds, count, servers, alloc, free))
     elif kind == "work":
         fields = _fields(words[2:], "a work", optional=("seconds", "alloc", "free"))
         alloc, free = _number(fields, "alloc"), _number(fields, "free")

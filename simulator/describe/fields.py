@@ -97,7 +97,8 @@ def complaint(value: object, base: Any, markers: Iterable[object]) -> str | None
         return complaint(value, *split(base))
     if origin is typing.Literal:
         choices = typing.get_args(base)
-        return None if value in choices else _not_among(value, [str(c) for c in choices])
+        known = any(value == c and type(value) is type(c) for c in choices)
+        return None if known else _not_among(value, [str(c) for c in choices])
     if origin is tuple:
         item = typing.get_args(base)[0]
         if not isinstance(value, (tuple, list)):

@@ -70,6 +70,33 @@ class Plan:
     (Downpour SGD: Dean et al., NIPS 2012). Gradients are then of older parameters: steps are worth
     less, which is not modelled.
     """
+    zero: Literal[0, 1, 2, 3] = 0
+    """Stage of ZeRO (Rajbhandari et al., 2020, arXiv 1910.02054): what dp ranks divide among them.
+
+    1: optimizer states (Megatron-LM's distributed optimizer); 2: gradients too; 3: weights too,
+    gathered a block at a time (torch's FSDP).
+    """
+    dp_shard: Count | None = None
+    """Ranks that divide the states, consecutive along dp; all dp ranks when absent.
+
+    Fewer make dp / dp_shard replicas of the shards (HSDP).
+    """
+    reshard_after_forward: bool = True
+    """With zero 3, free a block's weights after its forward and gather them again in backward.
+
+    Else they stay: until the block's next backward where each forward is directly followed by its
+    backward, until the last backward of the step elsewhere (as torch's pipelines do).
+    """
+    prefetch: Natural = 1
+    """With zero 3, blocks whose weights are gathered ahead of the one that computes.
+
+    1 is torch FSDP2's implicit prefetching, at most two gathered blocks alive; 0 overlaps nothing.
+    """
+    low_precision_shard: bool = False
+    """With zero 3, keep shards of low-precision weights beside the fp32 ones, as DeepSpeed does.
+
+    torch's FSDP does not: it casts the fp32 shards before each gather.
+    """
     recompute: Literal["none", "selective", "full"] = "none"
     """What backward computes again instead of keeping it: `full` all of a layer but its input,
     `selective` the attention core (scores, softmax, dropout, context), as Korthikanti et al., 2022
@@ -125,8 +152,39 @@ class Plan:
         for name, off in (("sequence_parallel", False), ("tp_overlap", "none")):
             if self.tp == 1 and getattr(self, name) != off:
                 problems.append(f"Plan.{name}: {getattr(self, name)!r} has no effect with tp 1")
+        problems += self._sharding_problems()
         if problems:
             raise DescriptionError(problems)
+
+    def _sharding_problems(self) -> list[str]:
+        """Say what of the sharding contradicts the rest of the plan."""
+        problems = []
+        if self.zero and self.gradient_exchange != "all_reduce":
+            problems.append(
+                f"Plan.zero: {self.zero} reduce-scatters gradients, and gradient_exchange "
+                f"{self.gradient_exchange!r} does not; set zero = 0 or leave gradient_exchange out"
+            )
+        if self.dp_shard is not None and not self.zero:
+            problems.append(f"Plan.dp_shard: {self.dp_shard} is for zero 1 to 3, not 0")
+        elif self.dp % self.shards:
+            legal = [d for d in range(1, self.dp + 1) if self.dp % d == 0]
+            problems.append(
+                f"Plan.dp_shard: {self.dp_shard} does not divide dp {self.dp}; "
+                f"legal are {', '.join(map(str, legal))}"
+            )
+        for name, plain in (
+            ("reshard_after_forward", True), ("prefetch", 1), ("low_precision_shard", False),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value != plain and self.zero != 3:
+                shown = str(value).lower()
+                problems.append(f"Plan.{name}: {shown} is for zero 3, not {self.zero}")
+        return problems
+
+    @property
+    def shards(self) -> int:
+        """Ranks that divide states among them; 1 where nothing is divided."""
+        return (self.dp_shard or self.dp) if self.zero else 1
 
     @property
     def world_size(self) -> int:

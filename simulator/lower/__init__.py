@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -17,6 +18,7 @@ from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import expand, repeat_steps
 from simulator.lower.replicate import replicate
 from simulator.lower.segments import COMPUTE, Segment
+from simulator.lower.sharding import waits
 from simulator.lower.staleness import CLOCK, bound_staleness
 from simulator.program import Cost, Flow, Program, Work
 from simulator.schedules import (
@@ -47,6 +49,8 @@ def lower(s: Scenario) -> Program:
     steps = repeat_steps(replica, s.run.num_steps)
     if s.plan.staleness is not None:
         steps, costs = bound_staleness(steps, costs, s.plan.staleness), (*costs, CLOCK)
+    if s.plan.shards > 1:
+        steps = replace(steps, more=waits(steps.rank, steps.stream, steps.action, s.plan))
     return check(replicate(steps, Mesh.of(s.plan), costs, static))
 
 
@@ -83,7 +87,7 @@ def lower_schedule(
     one_f = body([Segment(Work("F", seconds=forward, alloc_bytes=1.0), COMPUTE)], table)
     one_b = body([Segment(Work("B", seconds=backward, free_bytes=1.0), COMPUTE)], table)
     nothing = body([], table)
-    bodies = (StageBodies(one_f, one_b, one_b, nothing, nothing),) * stages
+    bodies = (StageBodies(one_f, one_b, one_b, nothing, nothing, one_f),) * stages
     message = table.number(Flow("send_recv", 0.0, seconds=latency))
     replica = expand(to_grid(actions), bodies, message)
     mesh = Mesh(dp=1, pp=len(actions), tp=1, strides=(len(actions), 1, 1))

@@ -8,19 +8,22 @@ runs beside the next segment is waited for by the one after that.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from simulator.describe.run import OPTIMIZERS
 from simulator.describe.scenario import Scenario
+from simulator.lower import sharding
 from simulator.lower.layers import Block, Blocks, blocks, shapes
 from simulator.lower.operators import FP32, Operator
 from simulator.lower.segments import (
+    AHEAD,
     BACKWARD,
+    CHAIN,
     COMPUTE,
     DP,
     FORWARD,
@@ -32,13 +35,16 @@ from simulator.lower.segments import (
 )
 from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Kernel, Work
 
-SCOPES = ("alone", "tp", "dp", "tied", "pp", "one_sided")
-"""Which ranks a joint op joins: none, those along an axis, the tied ends, two neighbours, itself.
+SCOPES = ("alone", "tp", "dp", "tied", "unshard", "reduce", "pp", "one_sided")
+"""Which ranks a joint op joins: none, those along an axis, the tied ends, twice those of a shard
+group, two neighbours, itself.
 
 The first ones carry the numbers of their streams.
 """
 
-ALL_REDUCE = (Flow("all_reduce", 0.0),)
+
+Exchange = Callable[[float], list[Segment]]
+"""How a number of bytes of gradients is summed over dp."""
 
 
 class CostTable:
@@ -71,6 +77,8 @@ class Body:
     """How many ops back the predecessor within the body is; 0 for none but the stream's."""
     exit: int
     """Index of the last op of the main chain: what consumers of the action wait for."""
+    entry: int = 0
+    """Index of its first op: what waits for the action's inputs."""
 
     def __len__(self) -> int:
         return len(self.cost)
@@ -80,20 +88,29 @@ def body(
     segments: Iterable[Segment],
     table: CostTable,
     bucket_bytes: float = 0.0,
-    exchange: Sequence[Flow] = ALL_REDUCE,
+    exchange: Exchange | None = None,
 ) -> Body:
-    """Return the body of a chain of segments.
+    """Return the body of a chain of segments, with what they place beside and ahead of it.
 
     With `bucket_bytes`, gradients are exchanged over dp beside the chain, in buckets of at least
     that size, each as soon as its last gradient is complete; the rest goes in a last bucket.
-    A bucket is the flows `exchange`, one after the other, with its own bytes.
+    What `exchange` returns for a bucket comes one after the other.
     """
     rows: list[tuple[int, int, int, int]] = []
-    previous, full = NONE, 0.0  # index of the last op of the chain; bytes waiting in the bucket
+    first = previous = NONE  # index of the first and the last op of the chain
     fresh = due = NONE  # flows beside the chain: the last one, and one to be waited for now
+    full = 0.0  # bytes waiting in the bucket
     ends = list(segments)
+
+    def add(segment: Segment, need: int) -> None:
+        rows.append((table.number(segment.cost), segment.stream, segment.layer, need))
+
     for i, segment in enumerate(ends):
+        if segment.place != CHAIN:
+            add(segment, 0 if segment.place == AHEAD else 1)
+            continue
         waited = previous
+        first = len(rows) if first == NONE else first
         if segment.beside:
             due, fresh = fresh, len(rows)
         else:
@@ -104,26 +121,30 @@ def body(
             previous, due = len(rows), NONE
         moves = waited != NONE and rows[waited][1] != segment.stream
         need = len(rows) - waited if moves else 0
-        rows.append((table.number(segment.cost), segment.stream, segment.layer, need))
+        add(segment, need)
         full += segment.gradient_bytes
-        if bucket_bytes and full and (full >= bucket_bytes or i == len(ends) - 1):
-            buckets = [table.number(replace(flow, bytes=full)) for flow in exchange]
-            rows += [(cost, DP, segment.layer, int(k == 0)) for k, cost in enumerate(buckets)]
+        if exchange and full and (full >= bucket_bytes or i == len(ends) - 1):
+            for row in exchange(full):  # what is on one stream is in order already
+                add(row._replace(layer=segment.layer), int(row.stream != rows[-1][1]))
             full = 0.0
     columns = np.array(rows, np.int32).reshape(-1, 4).T
     cost, layer = np.ascontiguousarray(columns[0]), np.ascontiguousarray(columns[2])
     stream, need_column = columns[1].astype(np.int16), columns[3].astype(np.int16)
-    return Body(cost, stream, layer, need_column, max(previous, 0))
+    return Body(cost, stream, layer, need_column, max(previous, 0), max(first, 0))
 
 
 class StageBodies(NamedTuple):
-    """Bodies of one stage by action kind; `last` is the backward that also reduces gradients."""
+    """Bodies of one stage by action kind.
+
+    `first` is a step's first forward, `last` its last backward, which also reduces gradients.
+    """
 
     forward: Body
     backward: Body
     last: Body
     reduce: Body
     optimizer: Body
+    first: Body
 
 
 class Bodies(NamedTuple):
@@ -142,7 +163,8 @@ def stage_bodies(s: Scenario) -> Bodies:
     key = (
         s.model, shapes(s), s.layers_per_stage, s.run.precision, s.run.optimizer, s.run.detail,
         s.plan.recompute, s.plan.recompute_layers,
-        (s.plan.bucket_size, _exchange(s)) if s.plan.dp > 1 else None,
+        (s.plan.bucket_size, tuple(_exchange(s, 0.0))) if s.plan.dp > 1 else None,
+        sharding.key(s) if s.plan.shards > 1 else None,
     )  # fmt: skip
     if key not in _CACHE:
         table = CostTable()
@@ -157,12 +179,13 @@ def _stages(s: Scenario, table: CostTable) -> list[StageBodies]:
     parts = blocks(s.model, shapes(s))
     first_layer = np.cumsum((0, *s.layers_per_stage))
     made: dict[tuple[int, bool, bool], StageBodies] = {}
+    one_stage = _one_gathering_stage if sharding.is_gathering(s) else _one_stage
     out = []
     for stage in range(s.plan.num_stages):
         ends = (stage == 0, stage == s.plan.num_stages - 1)
         key = (s.layers_per_stage[stage], *ends)
         if key not in made:  # layers count from 0 here and are shifted below
-            made[key] = _one_stage(s, parts, key, table)
+            made[key] = one_stage(s, parts, key, table)
         shifted = [_shift(b, int(first_layer[stage])) for b in made[key]]
         out.append(StageBodies(*shifted))
     return out
@@ -170,52 +193,120 @@ def _stages(s: Scenario, table: CostTable) -> list[StageBodies]:
 
 def _shift(b: Body, layers: int) -> Body:
     layer = np.where(b.layer == NONE, b.layer, b.layer + layers).astype(np.int32)
-    return Body(b.cost, b.stream, layer, b.need, b.exit)
+    return replace(b, layer=layer)
 
 
 def _one_stage(
     s: Scenario, parts: Blocks, key: tuple[int, bool, bool], table: CostTable
 ) -> StageBodies:
-    num_layers, is_first, is_last = key
+    _, is_first, is_last = key
     forward: list[Segment] = []
     backward: list[Segment] = []
-    # a head that shares the embedding of its own stage has no gradient of its own
-    shared = s.model.tie_word_embeddings and is_first and is_last
-    present = {"embedding": is_first, "layer": True, "head": is_last}
-    for block in (parts.embedding, parts.layer, parts.head):
-        if not present[block.name]:
-            continue
-        limit = s.plan.recompute_layers
-        kept = _passes(s, block, shared, "none")
-        again = _passes(s, block, shared, s.plan.recompute) if block is parts.layer else kept
-        for layer in range(num_layers) if block is parts.layer else (NONE,):
-            f, b = again if limit is None or layer < limit else kept
+    for block in _present(parts, is_first, is_last):
+        for layer, (f, b) in _copies(s, block, key):
             forward += [seg._replace(layer=layer) for seg in f]
             backward += [seg._replace(layer=layer) for seg in reversed(b)]
     backward.reverse()
-    params = stage_params(s, parts, *key)
     bucket = s.plan.bucket_size if s.plan.dp > 1 else 0.0
     last = backward
     if s.run.detail == "stage" and not any(segment.beside for segment in backward):
         last = joined(backward, bucket)
         forward, backward = joined(forward, 0.0), joined(backward, 0.0)
-    plain = body(backward, table)
+    plain, opening = body(backward, table), body(forward, table)
+    closing = body(last, table, bucket, partial(_exchange, s)) if bucket else plain
+    every = s.plan.shards > 1 and s.plan.zero > 1  # gradients are never held in full
     return StageBodies(
-        forward=body(forward, table),
-        backward=plain,
-        last=body(last, table, bucket, _exchange(s)) if bucket else plain,
+        forward=opening,
+        backward=closing if every else plain,
+        last=closing,
         reduce=body(_tied_reduction(s, parts, is_first, is_last), table),
-        optimizer=body([Segment(optimizer_work(s, params), COMPUTE)], table),
+        optimizer=body(_update(s, stage_params(s, parts, *key)), table),
+        first=opening,
     )
 
 
-def _exchange(s: Scenario) -> tuple[Flow, ...]:
-    """Return the flows, still without bytes, by which a bucket of gradients is summed over dp."""
+def _one_gathering_stage(
+    s: Scenario, parts: Blocks, key: tuple[int, bool, bool], table: CostTable
+) -> StageBodies:
+    """Return the bodies of a stage whose blocks gather their weights (ZeRO's stage 3)."""
+    _, is_first, is_last = key
+    chains = sharding.Passes([], [], [], [])  # the backward ones from their ends
+    for block in _present(parts, is_first, is_last):
+        tied = _shares(s, is_first, is_last) and block is parts.head
+        params = block.params - tied * _embedding_weight(parts)
+        stay = sharding.stays(s, block.name, is_first=is_first, is_last=is_last)
+        made: dict[int, sharding.Passes] = {}
+        for layer, pair in _copies(s, block, key):
+            if id(pair) not in made:
+                f, b = map(_coarse, pair) if s.run.detail == "stage" else pair
+                made[id(pair)] = sharding.gathering(s, f, b, params, stay)
+            first, forward, backward, last = made[id(pair)]
+            for chain, one in zip(
+                chains, (first, forward, backward[::-1], last[::-1]), strict=True
+            ):
+                chain += [segment._replace(layer=layer) for segment in one]
+    first, forward, backward, last = chains
+    opening, between = body(first, table), body(forward, table)
+    return StageBodies(
+        forward=between,
+        backward=body(backward[::-1], table),
+        last=body(last[::-1], table),
+        reduce=body(_tied_reduction(s, parts, is_first, is_last), table),
+        optimizer=body(_update(s, stage_params(s, parts, *key)), table),
+        first=opening,
+    )
+
+
+def _present(parts: Blocks, is_first: bool, is_last: bool) -> list[Block]:
+    """Return the kinds of block of a stage, in forward order."""
+    present = {"embedding": is_first, "layer": True, "head": is_last}
+    return [b for b in (parts.embedding, parts.layer, parts.head) if present[b.name]]
+
+
+def _shares(s: Scenario, is_first: bool, is_last: bool) -> bool:
+    """Return whether the head shares the embedding of its own stage: it has no gradient then."""
+    return s.model.tie_word_embeddings and is_first and is_last
+
+
+def _copies(
+    s: Scenario, block: Block, key: tuple[int, bool, bool]
+) -> Iterator[tuple[int, tuple[list[Segment], list[Segment]]]]:
+    """Yield each layer of a stage that a block makes, and its passes, shared by those alike."""
+    num_layers, is_first, is_last = key
+    shared, limit = _shares(s, is_first, is_last), s.plan.recompute_layers
+
+    def passes(recompute: str) -> tuple[list[Segment], list[Segment]]:
+        f, b = _passes(s, block, shared, recompute)
+        return f, sharding.holding_gradients(s, b)
+
+    kept = passes("none")
+    if block.name != "layer":
+        yield NONE, kept
+        return
+    again = passes(s.plan.recompute)
+    for layer in range(num_layers):
+        yield layer, again if limit is None or layer < limit else kept
+
+
+def _coarse(chain: list[Segment]) -> list[Segment]:
+    """Return a chain as a few segments, unless some of them run side by side."""
+    return chain if any(segment.beside for segment in chain) else joined(chain, 0.0)
+
+
+def _exchange(s: Scenario, size: float) -> list[Segment]:
+    """Return the flows by which a bucket of gradients is summed over dp."""
+    if s.plan.shards > 1:
+        return sharding.exchange(s, size)
     servers = s.plan.num_servers
-    if not servers:
-        return ALL_REDUCE
-    names = ("push_pull",) if s.plan.staleness is None else ONE_SIDED
-    return tuple(Flow(name, 0.0, servers=servers) for name in names)
+    names: tuple[str, ...] = ("all_reduce",)
+    if servers:
+        names = ("push_pull",) if s.plan.staleness is None else ONE_SIDED
+    return [Segment(Flow(name, size, servers=servers), DP) for name in names]
+
+
+def _update(s: Scenario, params: int) -> list[Segment]:
+    """Return the optimizer step of a stage's parameters; each rank updates its shard of them."""
+    return sharding.updated(s, optimizer_work(s, -(-params // s.plan.shards)), params)
 
 
 def _passes(
@@ -273,7 +364,7 @@ def _tied_reduction(s: Scenario, parts: Blocks, is_first: bool, is_last: bool) -
     """Sum the gradients of the tied embedding over the first and the last stage."""
     if not s.model.tie_word_embeddings or s.plan.pp == 1 or not (is_first or is_last):
         return ()
-    size = float(_embedding_weight(parts) * s.precision.gradient)
+    size = _embedding_weight(parts) * s.precision.gradient / s.plan.shards  # of their own shards
     return (Segment(Flow("all_reduce", size), TIED),)
 
 
@@ -292,5 +383,5 @@ def optimizer_work(s: Scenario, params: int) -> Work:
     It reads the gradient, reads and writes the fp32 weight and the states, and writes the
     low-precision weight where there is one.
     """
-    p = s.precision
-    return _optimizer_work(params, s.run.optimizer, p.weight, p.gradient, p.master)
+    held = sharding.held_bytes(s)
+    return _optimizer_work(params, s.run.optimizer, held.weight, held.gradient, held.master)

@@ -129,6 +129,13 @@ class Grid:
         last[self.stage[actions]] = actions
         return last
 
+    def first_of(self, kind: int) -> Int64:
+        """Return the first action of a kind of each stage, or NONE."""
+        first = np.full(len(self.home), NONE, np.int64)
+        actions = np.flatnonzero(self.kind == kind)[::-1]
+        first[self.stage[actions]] = actions
+        return first
+
     def spell(self, action: int) -> str:
         """Return the text of an action."""
         stage, m = int(self.stage[action]), int(self.microbatch[action])

@@ -84,8 +84,8 @@ def shapes(s: Scenario) -> Shapes:
     """Return what the operators of a scenario depend on."""
     p = s.precision
     accumulation = "fused" if s.run.fused_accumulation else "separate"
-    if s.num_microbatches == 1:
-        accumulation = "none"
+    if s.num_microbatches == 1 or (s.plan.zero > 1 and s.plan.shards > 1):
+        accumulation = "none"  # shards are added, which takes next to nothing
     return Shapes(
         microbatch_size=s.plan.microbatch_size,
         sequence_length=s.run.sequence_length,

@@ -1,7 +1,8 @@
 """Memory that is alive during the whole run: weights, gradients, optimizer state, by stage.
 
-Activations come and go with ops and are counted on the timeline. Communication buffers and what
-the framework itself reserves are not modelled yet; reports say so.
+Activations come and go with ops and are counted on the timeline, as are weights that are gathered
+for a while and gradients that are in full only until they are reduced. Communication buffers and
+what the framework itself reserves are not modelled yet; reports say so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from simulator.describe.scenario import Scenario
 from simulator.lower.bodies import stage_params
 from simulator.lower.layers import blocks, shapes
 from simulator.lower.operators import FP32
+from simulator.lower.sharding import held_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +22,7 @@ class StaticMemory:
     """Bytes on each rank of one stage."""
 
     params: int
-    """Parameters on one rank."""
+    """Parameters on one rank, before they are sharded over dp."""
     weights: float
     gradients: float
     optimizer: float
@@ -32,10 +34,31 @@ class StaticMemory:
         return self.weights + self.gradients + self.optimizer
 
 
-def bytes_per_parameter(s: Scenario) -> tuple[int, int, int]:
-    """Return the bytes that weight, gradient and optimizer (master copy, states) take."""
-    p = s.precision
-    return p.weight, p.gradient, p.master + FP32 * OPTIMIZERS[s.run.optimizer].states
+def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
+    """Return the bytes that weight, gradient and optimizer (master copy, states) take on a rank.
+
+    With bf16 weights, fp32 gradients and Adam, over d shards:
+
+    | ZeRO                              | weight | gradient | optimizer |
+    |---|---|---|---|
+    | 0                                 | 2      | 4        | 12        |
+    | 1 (Megatron's distributed one)    | 2      | 4        | 12/d      |
+    | 2                                 | 2      | 4/d      | 12/d      |
+    | 3 (FSDP: the shard is the master) | 4/d    | 4/d      | 8/d       |
+    | 3 with low_precision_shard        | 2/d    | 4/d      | 12/d      |
+
+    Padding of shards to equal lengths is left out.
+    """
+    held = held_bytes(s)
+    parts = (held.weight, held.gradient, held.master + FP32 * OPTIMIZERS[s.run.optimizer].states)
+    divided_from = (3, 2, 1)  # the stages of ZeRO
+    if s.plan.shards == 1:
+        return parts
+    weight, gradient, optimizer = (
+        size / s.plan.shards if s.plan.zero >= stage else size
+        for size, stage in zip(parts, divided_from, strict=True)
+    )
+    return weight, gradient, optimizer
 
 
 def static_memory(s: Scenario) -> list[StaticMemory]:

@@ -23,6 +23,8 @@ class Mesh:
     tp: int
     strides: tuple[int, int, int]
     """Distance in rank between neighbours along dp, pp and tp."""
+    shards: int = 1
+    """Consecutive dp coordinates that divide states among them; dp is a multiple."""
 
     @classmethod
     def of(cls, plan: Plan) -> Mesh:
@@ -31,7 +33,8 @@ class Mesh:
         for axis in reversed(plan.order):
             strides[axis] = stride
             stride *= getattr(plan, axis)
-        return cls(plan.dp, plan.pp, plan.tp, (strides["dp"], strides["pp"], strides["tp"]))
+        apart = (strides["dp"], strides["pp"], strides["tp"])
+        return cls(plan.dp, plan.pp, plan.tp, apart, plan.shards)
 
     @property
     def world_size(self) -> int:

@@ -5,7 +5,7 @@ Array arithmetic throughout: the cost of lowering grows with actions, not with o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from simulator.lower.grid import (
     SEND_F,
     Grid,
 )
-from simulator.lower.segments import DP, TIED
+from simulator.lower.segments import DP, REDUCE, TIED
 from simulator.program import ACTION_CODE, NONE, Int16, Int32, Int64, ranges
 
 PP = SCOPES.index("pp")
@@ -44,7 +44,7 @@ class Template:
     step: Int32
     cost: Int32
     pred: Int32
-    """The one predecessor of each op besides its stream, or NONE."""
+    """The one predecessor of most ops besides their streams, or NONE."""
     joint: Int32
     """Number of the joint op within the replica, or NONE."""
     joint_scope: npt.NDArray[np.int8]
@@ -52,6 +52,8 @@ class Template:
     """(joint ops, 2): the pipeline ranks that a joint op joins, the same twice where it is one."""
     streams: tuple[str, ...]
     num_ranks: int
+    more: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    """(pairs, 2): an op, and another one that it waits for."""
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -93,7 +95,8 @@ def expand(grid: Grid, bodies: tuple[StageBodies, ...], message: int) -> Templat
     stream[is_message] = lanes[action[is_message]]
     need = column("need")
     pred = np.where(need > 0, np.arange(first[-1]) - need, NONE)
-    begins = first[:-1][length > 0]
+    entries = np.array([b.entry for b in shared] + [0], np.int64)[number]
+    begins = (first[:-1] + entries)[length > 0]
     exits = first[:-1] + np.array([b.exit for b in shared] + [0], np.int64)[number]
     pred[begins] = _entries(grid, exits, first, stream)[length > 0]
     joint, joint_scope, joint_ranks = _joints(grid, action, scope)
@@ -119,7 +122,7 @@ def _body_numbers(grid: Grid, bodies: tuple[StageBodies, ...]) -> tuple[list[Bod
     """Return the distinct bodies, and for each action the number of its own."""
     shared: list[Body] = []
     table = np.full((len(ACTION_CODE), len(bodies)), NONE, np.int64)
-    last = []
+    ends = []
     for stage, b in enumerate(bodies):
         kinds = (
             (FORWARD, b.forward),
@@ -130,16 +133,19 @@ def _body_numbers(grid: Grid, bodies: tuple[StageBodies, ...]) -> tuple[list[Bod
         for kind, one in kinds:
             table[kind, stage] = len(shared)
             shared.append(one)
-        last.append(len(shared))
-        shared.append(b.last)
+        ends.append((len(shared), len(shared) + 1))
+        shared += [b.first, b.last]
     table[[SEND_F, RECV_F, SEND_B, RECV_B]] = len(shared)
     number = table[grid.kind, grid.stage]
     if (number == NONE).any():
         bad = int(np.argmax(number == NONE))
         raise ScheduleError(f"{grid.spell(bad)} cannot be lowered: B is not split into I and W")
-    # The last backward of a stage with a REDUCE_GRAD is the one that reduces along the way.
+    # The first forward of a stage with a REDUCE_GRAD, and the last backward, which reduces on the
+    # way, may differ from the others.
     reduced = grid.stage[grid.kind == REDUCE_GRAD]
-    number[grid.last_of(BACKWARD)[reduced]] = np.array(last, np.int64)[reduced]
+    opening, closing = np.array(ends, np.int64).reshape(-1, 2)[reduced].T
+    number[grid.first_of(FORWARD)[reduced]] = opening
+    number[grid.last_of(BACKWARD)[reduced]] = closing
     return shared, number
 
 
@@ -153,7 +159,7 @@ def _entries(grid: Grid, exits: Int64, first: Int64, stream: Int32) -> Int64:
     tail = first[1:] - 1
     filled = first[1:] > first[:-1]
     backward = grid.last_of(BACKWARD)
-    bucketed = stream[tail[backward]] == DP
+    bucketed = np.isin(stream[tail[backward]], (DP, REDUCE))
     done = np.where(backward == NONE, NONE, np.where(bucketed, tail[backward], exits[backward]))
     for kind in (REDUCE_GRAD, OPT):
         actions = np.flatnonzero(grid.kind == kind)

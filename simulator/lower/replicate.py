@@ -11,11 +11,16 @@ from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import Template
 from simulator.program import NONE, Cost, Groups, Int32, Int64, Program, Tiling
 
-ALONE, ALONG_TP, ALONG_DP = range(3)
-"""Partitions of the replicas: each for itself, those that differ in tp only, in dp only."""
+ALONE, ALONG_TP, ALONG_DP, ALONG_SHARD = range(4)
+"""Partitions of the replicas: each for itself, those that differ in tp only, in dp only.
+
+Where states are sharded, along dp meet those with the same shard, along shard those whose shards
+make a whole.
+"""
 
 PARTITION = {
-    "alone": ALONE, "tp": ALONG_TP, "dp": ALONG_DP, "tied": ALONE, "pp": ALONE, "one_sided": ALONE,
+    "alone": ALONE, "tp": ALONG_TP, "dp": ALONG_DP, "tied": ALONE, "unshard": ALONG_SHARD,
+    "reduce": ALONG_SHARD, "pp": ALONE, "one_sided": ALONE,
 }  # fmt: skip
 """Which replicas meet in a joint op, by its scope."""
 
@@ -40,11 +45,16 @@ def replicate(
     first_group, groups = _groups(one, mesh, ranks)
     tiling = None  # one replica is the whole
     if len(replicas) > 1:
+        whole, shard = np.divmod(dp, mesh.shards)
+        classes = [replicas, dp, shard * mesh.tp + tp, whole * mesh.tp + tp]
         tiling = Tiling(
-            axes=(("dp", mesh.dp), ("tp", mesh.tp)),
+            axes=_axes(mesh),
             ranks=ranks.astype(np.int32),
-            classes=np.stack([replicas, dp, tp]).astype(np.int32),
+            classes=np.stack(classes[: 4 if mesh.shards > 1 else 3]).astype(np.int32),
         )
+    row = np.concatenate([np.flatnonzero(one.pred != NONE), one.more[:, 0]])
+    pred = np.concatenate([one.pred[one.pred != NONE], one.more[:, 1]])
+    degree = np.bincount(row, minlength=len(one))
     return Program(
         rank=one.rank,
         stream=one.stream,
@@ -55,8 +65,8 @@ def replicate(
         step=one.step,
         cost=one.cost,
         joint=one.joint,
-        pred_offset=np.concatenate([[0], np.cumsum(one.pred != NONE)]).astype(np.int64),
-        preds=one.pred[one.pred != NONE],
+        pred_offset=np.concatenate([[0], np.cumsum(degree)]).astype(np.int64),
+        preds=pred[np.argsort(row, kind="stable")].astype(np.int32),
         joint_group=first_group,
         groups=groups,
         costs=costs,
@@ -68,12 +78,19 @@ def replicate(
     )
 
 
+def _axes(mesh: Mesh) -> tuple[tuple[str, int], ...]:
+    """Return the axes that replicas are counted along; replicas of shards are an axis of theirs."""
+    if mesh.shards in (1, mesh.dp):
+        return (("dp", mesh.dp), ("tp", mesh.tp))
+    return (("dp_replicate", mesh.dp // mesh.shards), ("dp_shard", mesh.shards), ("tp", mesh.tp))
+
+
 def _groups(one: Template, mesh: Mesh, ranks: Int64) -> tuple[Int32, Groups]:
     """Return the group of each joint op on class 0 of its partition, and all groups.
 
     Joint ops of one scope that join the same pipeline ranks share their groups, one a class.
     """
-    cube = ranks.reshape(-1, mesh.dp, mesh.tp)
+    cube = ranks.reshape(-1, mesh.dp // mesh.shards, mesh.shards, mesh.tp)
     first_group = np.zeros(len(one.joint_scope), np.int64)
     sizes, members, count = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
     for number, scope in enumerate(SCOPES):
@@ -86,9 +103,11 @@ def _groups(one: Template, mesh: Mesh, ranks: Int64) -> tuple[Int32, Groups]:
         if PARTITION[scope] == ALONG_TP:
             sets = cube[pairs[:, 0]].reshape(-1, mesh.tp)
         elif PARTITION[scope] == ALONG_DP:
-            sets = cube[pairs[:, 0]].transpose(0, 2, 1).reshape(-1, mesh.dp)
+            sets = cube[pairs[:, 0]].transpose(0, 2, 3, 1).reshape(-1, mesh.dp // mesh.shards)
+        elif PARTITION[scope] == ALONG_SHARD:
+            sets = cube[pairs[:, 0]].transpose(0, 1, 3, 2).reshape(-1, mesh.shards)
         elif scope == "one_sided":
-            sets = _each_first(cube[pairs[:, 0]])
+            sets = _each_first(cube[pairs[:, 0]].reshape(-1, mesh.dp, mesh.tp))
         else:
             sets = ranks[pairs].transpose(0, 2, 1).reshape(-1, 2)
         first_group[mine] = count + kind.reshape(-1) * (len(sets) // len(pairs))

@@ -15,10 +15,15 @@ from simulator.lower.layers import Block
 from simulator.lower.operators import Beside, Operator, Part
 from simulator.program import NONE, Cost, Flow, Kernel, Work
 
-COMPUTE, TP, DP, TIED = range(4)
+COMPUTE, TP, DP, TIED, UNSHARD, REDUCE = range(6)
 """Codes of the streams that every program has; those of sends and receives follow."""
 
-STREAMS = ("compute", "tp", "dp", "tied")
+STREAMS = ("compute", "tp", "dp", "tied", "unshard", "reduce")
+
+CHAIN, BRANCH, AHEAD = range(3)
+"""Where an op stands in its body: after the chain's op before it and before the next one; after the
+row before it, with nothing of the chain waiting for it; before the row after it, waiting for what
+`sharding.waits` says."""
 
 
 class Segment(NamedTuple):
@@ -33,6 +38,7 @@ class Segment(NamedTuple):
     """Whether it is a flow that the chain does not wait for at once."""
     aside: bool = False
     """Whether it runs beside the last such flow; it waits for the one before that."""
+    place: int = CHAIN
 
 
 class Pass(NamedTuple):
@@ -172,8 +178,8 @@ def _join(group: list[Segment]) -> list[Segment]:
     rows += [Segment(_one(w), COMPUTE) for w in works[1:] if w]
     at = [i for i, row in enumerate(rows) if isinstance(row.cost, Work)]
     if at:  # a chain without work keeps nothing
-        rows[at[0]] = _moving(rows[at[0]], alloc=peak)
-        rows[at[-1]] = _moving(rows[at[-1]], free=peak - level)
+        rows[at[0]] = moving(rows[at[0]], alloc=peak)
+        rows[at[-1]] = moving(rows[at[-1]], free=peak - level)
     total = sum(segment.gradient_bytes for segment in group)
     rows[-1] = rows[-1]._replace(gradient_bytes=total)
     return rows
@@ -191,7 +197,8 @@ def _one(works: list[Work]) -> Work:
                 tuple(replace(k, count=count[i]) for i, k in kernels.items()))  # fmt: skip
 
 
-def _moving(row: Segment, alloc: float = 0.0, free: float = 0.0) -> Segment:
+def moving(row: Segment, alloc: float = 0.0, free: float = 0.0) -> Segment:
+    """Return work that brings more memory alive and releases more."""
     assert isinstance(row.cost, Work)
     alloc, free = row.cost.alloc_bytes + alloc, row.cost.free_bytes + free
     return row._replace(cost=replace(row.cost, alloc_bytes=alloc, free_bytes=free))

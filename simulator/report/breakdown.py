@@ -77,7 +77,11 @@ class Breakdown:
 def stream_category(stream: str) -> str:
     """Return the category that waiting for a stream's flows counts as, from its first word."""
     word = stream.split(" ")[0]
-    return "pp" if word in ("send", "recv") else word
+    return _CATEGORY_OF_WORD.get(word, word)
+
+
+_CATEGORY_OF_WORD = {"send": "pp", "recv": "pp", "unshard": "dp", "reduce": "dp"}
+"""Categories of streams that have another name."""
 
 
 def breakdown(

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from simulator.program import NONE, Int64, Program, Work
+from simulator.program import NONE, Int64, Program
 from simulator.timeline import Timeline
 
 Float64 = npt.NDArray[np.float64]
@@ -16,7 +16,9 @@ Float64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class MemoryTimeline:
-    """Activations alive over time; what is alive all the time is `Program.static_bytes`.
+    """What comes and goes: activations, gathered weights, gradients in full.
+
+    What is alive all the time is `Program.static_bytes`.
 
     At equal times releases come before allocations.
     """
@@ -27,14 +29,14 @@ class MemoryTimeline:
     @cached_property
     def moved(self) -> tuple[Float64, Float64]:
         """Bytes that each row of the program allocates at its start and frees at its end."""
-        work = [c if isinstance(c, Work) else Work("") for c in self.program.costs]
-        alloc = np.array([w.alloc_bytes for w in work], np.float64)[self.program.cost]
-        free = np.array([w.free_bytes for w in work], np.float64)[self.program.cost]
+        costs = self.program.costs
+        alloc = np.array([cost.alloc_bytes for cost in costs], np.float64)[self.program.cost]
+        free = np.array([cost.free_bytes for cost in costs], np.float64)[self.program.cost]
         return alloc, free
 
     @cached_property
     def peak(self) -> Float64:
-        """Most activation bytes at any time, by rank."""
+        """Most bytes at any time, by rank."""
         ranks = self.program.tile_ranks
         peak = np.zeros(self.program.num_ranks)
         alloc, free = self.moved
@@ -50,16 +52,26 @@ class MemoryTimeline:
             before = np.concatenate([[0.0], np.cumsum(alloc[rows] - free[rows])])[:-1]
             alive = before - np.repeat(before[first], _runs(first, len(rows))) + alloc[rows]
             peak[ranks[rank[first]]] = np.maximum.reduceat(alive, first)[:, None]
-        for mixed in np.flatnonzero(~one_stream):
-            for one in ranks[mixed].tolist():
-                peak[one] = self.of_rank(one)[1].max(initial=0.0)
+        column = self._column
+        for mixed in np.flatnonzero(~one_stream).tolist():
+            highest = [self._of(mixed, c)[1].max(initial=0.0) for c in range(column.max() + 1)]
+            peak[ranks[mixed]] = np.array(highest)[column]
         return np.maximum(peak, 0.0)
 
     def of_rank(self, rank: int) -> tuple[Int64, Float64]:
         """Return times, and the bytes that are alive from each of them on, of one rank."""
         at, tile = (int(x[0]) for x in np.nonzero(self.program.tile_ranks == rank))
+        return self._of(at, int(self._column[tile]))
+
+    @property
+    def _column(self) -> Int64:
+        """Column of the timeline of each tile."""
+        column = self.timeline.column_of_tile
+        return np.zeros(self.program.num_tiles, np.int64) if column is None else column
+
+    def _of(self, at: int, column: int) -> tuple[Int64, Float64]:
+        """Return `of_rank` of a rank within the tile, on the tiles of a column."""
         start, end = self.timeline.columns
-        column = 0 if self.timeline.column_of_tile is None else self.timeline.column_of_tile[tile]
         rows = np.flatnonzero(self.program.rank == at)
         alloc, free = (moved[rows] for moved in self.moved)
         up, down = rows[alloc != 0], rows[free != 0]

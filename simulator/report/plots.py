@@ -22,6 +22,7 @@ from simulator.program import ACTIONS, NONE, Int64
 from simulator.report import network_plots, palette
 from simulator.report.breakdown import CATEGORIES, COMMUNICATION, stream_category
 from simulator.report.palette import COLOURS, INK, Float64, Lane, Spans, text_width
+from simulator.report.sharding import passing_name
 from simulator.units import UNITS
 
 if TYPE_CHECKING:
@@ -301,6 +302,7 @@ def memory(result: Result, path: str | Path | None = None) -> Figure:
     some = f"{len(ranks)} of {count} ranks, " if len(ranks) < count else ""
     some += "" if sized else "microbatches kept for backward, "
     handles: list[Any] = [palette.swatch(p) for p in MEMORY_PARTS if sized or p == "activations"]
+    handles[-1].set_label(passing_name(result.scenario))
     if sized:
         handles.append(Line2D([], [], color=COLOURS["capacity"], ls="--", label="capacity"))
     labels = [palette.rank_label(result, rank) for rank in ranks.tolist()]

@@ -14,6 +14,7 @@ from simulator.hardware.placement import spans
 from simulator.lower.layers import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
+from simulator.report.sharding import sharding_assumptions
 from simulator.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -229,9 +230,12 @@ def assumptions(s: Scenario) -> list[str]:
             )
             if plan.staleness is not None:
                 out.append(STALE)
-        out.append(
-            f"gradients are {how} in {s.precision.gradient}-byte numbers during the last "
-            f"backward{' of each chunk' * (plan.chunks > 1)}, in buckets of at least "
-            f"{format_bytes(plan.bucket_size)}"
-        )
+        if plan.shards > 1:
+            out += sharding_assumptions(plan, s.precision.gradient)
+        else:
+            out.append(
+                f"gradients are {how} in {s.precision.gradient}-byte numbers during the last "
+                f"backward{' of each chunk' * (plan.chunks > 1)}, in buckets of at least "
+                f"{format_bytes(plan.bucket_size)}"
+            )
     return out

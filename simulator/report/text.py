@@ -12,6 +12,12 @@ from simulator.describe.scenario import Scenario
 from simulator.lower.layers import num_parameters
 from simulator.program import ACTIONS, NONE
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
+from simulator.report.sharding import (
+    passing_name,
+    sharding_lines,
+    sharding_memory,
+    sharding_name,
+)
 from simulator.report.summary import OWNERS, Summary, assumptions
 from simulator.units import (
     TICKS_PER_SECOND,
@@ -45,6 +51,7 @@ def result_text(result: Result) -> str:
     lines = [
         *_headline(result.scenario),
         *_numbers(result, result.summary),
+        *sharding_lines(result, result.scenario.plan),
         "",
         _stage_table(result),
         *_communication(result),
@@ -65,6 +72,7 @@ def _headline(s: Scenario) -> list[str]:
     )
     plural = "s" if cluster.num_nodes > 1 else ""
     chunks = f" x {plan.chunks} chunks" if plan.chunks > 1 else ""
+    sharding = f", {sharding_name(plan)}" if plan.shards > 1 else ""
     return [
         s.name,
         f"  model       {s.model.name}, {format_count(num_parameters(s.model))} parameters",
@@ -72,7 +80,8 @@ def _headline(s: Scenario) -> list[str]:
         f"node{plural} {cluster.node.name}{used}",
         f"  plan        dp {plan.dp} x tp {plan.tp} x pp {plan.pp}{chunks}, {plan.schedule}, "
         f"{s.num_microbatches} microbatches of {plan.microbatch_size}, recompute {plan.recompute}"
-        + ("" if plan.placement == "block" else f", placement {plan.placement_name}"),
+        + ("" if plan.placement == "block" else f", placement {plan.placement_name}")
+        + sharding,
         f"  run         global batch {run.global_batch_size} x {run.sequence_length} tokens, "
         f"{run.precision}, {run.optimizer}, {run.attention} attention",
         "",
@@ -238,11 +247,11 @@ def result_dict(result: Result) -> dict[str, Any]:
 
 def memory_text(result: Result, s: Scenario) -> str:
     """Return what the memory of every stage's fullest rank is made of."""
-    from simulator.lower.memory import static_memory
+    from simulator.lower.memory import bytes_per_parameter, static_memory
 
     every = static_memory(s)
     parts = ("weights", "gradients", "optimizer")
-    rows = [[_stages_head(result), "parameters", *parts, "activations", "peak"]]
+    rows = [[_stages_head(result), "parameters", *parts, passing_name(s), "peak"]]
     for stages, ranks in zip(result.stages, result.tiled.tile_ranks, strict=True):
         held = [every[stage] for stage in stages]
         activations = float(result.memory.peak[ranks].max())
@@ -252,6 +261,7 @@ def memory_text(result: Result, s: Scenario) -> str:
         rows.append([stages_text(stages), parameters, *map(format_bytes, sizes)])
     capacity = s.cluster.node.device.memory
     verdict = "fits" if result.summary.fits else "DOES NOT FIT"
-    return (
-        f"{table(rows)}\n\n{format_bytes(capacity)} on each {s.cluster.node.device.name}: {verdict}"
-    )
+    fits = f"{format_bytes(capacity)} on each {s.cluster.node.device.name}: {verdict}"
+    if s.plan.shards == 1:
+        return f"{table(rows)}\n\n{fits}"
+    return f"{table(rows)}\n\n{sharding_memory(s.plan, bytes_per_parameter(s))}\n{fits}"

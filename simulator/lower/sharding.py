@@ -1,0 +1,232 @@
+"""Sharded data parallelism: what ZeRO's stages add to bodies, and what gathers wait for.
+
+Rajbhandari et al., 2020 (arXiv 1910.02054): stage 1 divides optimizer states over the ranks of a
+shard group, stage 2 gradients too, stage 3 weights too. Sums over a group become a reduce-scatter,
+and where there are several replicas of the shards (HSDP) an all-reduce of a shard over them.
+
+Stages 1 and 2 gather the updated weights after the optimizer. Stage 3 gathers each block's before
+it computes, as torch's FSDP2 does: on a stream of their own, ahead of the block that computes, and
+a block's gradients are reduced before the block after the next one begins.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.describe.plan import Plan
+from simulator.describe.scenario import Scenario
+from simulator.lower.segments import (
+    AHEAD,
+    BRANCH,
+    COMPUTE,
+    DP,
+    REDUCE,
+    UNSHARD,
+    Segment,
+    moving,
+)
+from simulator.program import ACTION_CODE, NONE, Flow, Int8, Int16, Int32, Int64, Work
+from simulator.schedules import Action, actions_of
+
+BY_USE, BY_MICROBATCH, BY_STEP = range(3)
+"""How long a block's gathered weights stay: for a forward or a backward; from the forward of a
+microbatch to its backward, which follows at once; from a step's first forward to its last backward.
+"""
+
+
+class Passes(NamedTuple):
+    """Segments of the passes through one block."""
+
+    first: list[Segment]
+    """The step's first forward."""
+    forward: list[Segment]
+    backward: list[Segment]
+    last: list[Segment]
+    """The step's last backward."""
+
+
+class Held(NamedTuple):
+    """Bytes of a parameter that lie on the ranks of a shard group, beside optimizer states."""
+
+    weight: int
+    gradient: int
+    master: int
+    """The fp32 copy that the optimizer updates; 0 where the weight itself is fp32."""
+
+
+def is_gathering(s: Scenario) -> bool:
+    """Return whether blocks gather their weights."""
+    return s.plan.zero == 3 and s.plan.shards > 1
+
+
+def held_bytes(s: Scenario) -> Held:
+    """Return what a parameter takes; torch's FSDP holds fp32 shards only, and gradients as them."""
+    p = s.precision
+    if not is_gathering(s) or s.plan.low_precision_shard:
+        return Held(p.weight, p.gradient, p.master)
+    word = p.master or p.weight
+    return Held(word, word, 0)
+
+
+def key(s: Scenario) -> tuple[object, ...]:
+    """Return what the bodies of a sharded plan depend on, besides the model and the precision."""
+    plan = s.plan
+    return (
+        plan.zero, plan.shards, plan.dp, plan.reshard_after_forward, plan.low_precision_shard,
+        _turns_around(plan.schedule, plan.pp, s.num_microbatches, plan.chunks),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _turns_around(schedule: str, ranks: int, microbatches: int, chunks: int) -> bool:
+    """Return whether the last stage follows each forward directly by that one's backward."""
+    actions = actions_of(schedule, ranks, microbatches, chunks)
+    stage = max(a.stage for row in actions for a in row)
+    return all(
+        following == Action(stage, "B", action.microbatch)
+        for row in actions
+        for action, following in pairwise(row)
+        if action.stage == stage and action.kind == "F"
+    )
+
+
+def stays(s: Scenario, block: str, *, is_first: bool, is_last: bool) -> int:
+    """Return how long the gathered weights of a block stay on a rank of a stage.
+
+    A head keeps its weights where its own backward comes next (torch does so for the root). An
+    embedding that shares its weight with the head of its own stage keeps it for the head.
+    """
+    turns = _turns_around(s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks)
+    shared = s.model.tie_word_embeddings and is_first and is_last and block == "embedding"
+    if shared or not s.plan.reshard_after_forward:
+        return BY_MICROBATCH if turns and s.plan.pp == 1 else BY_STEP
+    return BY_MICROBATCH if block == "head" and turns else BY_USE
+
+
+def exchange(s: Scenario, size: float, alloc: float = 0.0) -> list[Segment]:
+    """Return the sum of `size` bytes of gradients: over the shards, then of a shard over replicas.
+
+    Where gradients are kept sharded (from stage 2 on) those in full are released when it ends.
+    """
+    free = size if s.plan.zero > 1 else 0.0
+    scatter = Flow("reduce_scatter", size, alloc_bytes=alloc, free_bytes=free)
+    rows = [Segment(scatter, REDUCE, place=BRANCH)]
+    if s.plan.shards < s.plan.dp:
+        rows.append(Segment(Flow("all_reduce", size / s.plan.shards), DP, place=BRANCH))
+    return rows
+
+
+def holding_gradients(s: Scenario, chain: list[Segment]) -> list[Segment]:
+    """Return a chain whose gradients, under stage 2, come alive with the work that completes them.
+
+    Before it they are alive all the time, and stage 3 counts those of a whole block.
+    """
+    if s.plan.zero != 2 or s.plan.shards == 1:
+        return chain
+    return [moving(x, alloc=x.gradient_bytes) if x.gradient_bytes else x for x in chain]
+
+
+def gathering(
+    s: Scenario, forward: list[Segment], backward: list[Segment], params: int, stay: int
+) -> Passes:
+    """Return the passes of a block under stage 3.
+
+    Args:
+        s: the scenario.
+        forward: segments of its forward.
+        backward: those of its backward.
+        params: parameters that are gathered, and whose gradients are reduced.
+        stay: one of `BY_USE`, `BY_MICROBATCH`, `BY_STEP`.
+
+    Gradients are as long as weights until their reduce-scatter copies them in its own precision.
+    """
+    p = s.precision
+    size, reduced = float(p.weight * params), float(p.gradient * params)
+    gather = Segment(Flow("all_gather", size, alloc_bytes=size), UNSHARD, place=AHEAD)
+    summed = exchange(s, reduced, alloc=reduced - size)
+    backward = _on_work(backward, 0, alloc=size)
+
+    def one(chain: list[Segment], gathers: bool, frees: bool) -> list[Segment]:
+        chain = _on_work(chain, -1, free=size) if frees else chain
+        return [gather, *chain] if gathers else chain
+
+    return Passes(
+        first=one(forward, True, stay == BY_USE),
+        forward=one(forward, stay != BY_STEP, stay == BY_USE),
+        backward=one(backward, stay == BY_USE, stay != BY_STEP) + summed,
+        last=one(backward, stay == BY_USE, True) + summed,
+    )
+
+
+def _on_work(
+    chain: list[Segment], which: int, *, alloc: float = 0.0, free: float = 0.0
+) -> list[Segment]:
+    """Return a chain whose first or last work moves more memory."""
+    at = [i for i, x in enumerate(chain) if isinstance(x.cost, Work)][which]
+    return [*chain[:at], moving(chain[at], alloc, free), *chain[at + 1 :]]
+
+
+def updated(s: Scenario, update: Work, params: int) -> list[Segment]:
+    """Return the segments of an optimizer step.
+
+    Under stages 1 and 2 each rank updates its shard and gathers the others' weights, with which
+    the next forward begins.
+    """
+    rows = [Segment(update, COMPUTE)]
+    if s.plan.shards > 1 and s.plan.zero < 3:
+        rows += [
+            Segment(Flow("all_gather", float(s.precision.weight * params)), UNSHARD),
+            Segment(Work("weights ready", seconds=0.0), COMPUTE),
+        ]
+    return rows
+
+
+def waits(rank: Int32, stream: Int16, action: Int8, plan: Plan) -> Int32:
+    """Return (pairs, 2): an op of a pipeline replica, and what it waits for because of sharding.
+
+    - A block's first work waits for its gather.
+    - A gather waits until all blocks but the `prefetch` before its own have been computed, and for
+      the update of the weights before it.
+    - Work waits for the last but one reduce-scatter before it, so that at most two blocks (under
+      stage 2 buckets) of gradients are alive in full.
+    """
+    order = np.argsort(rank, kind="stable")
+    rank, stream, action = rank[order], stream[order], action[order]
+    works = np.flatnonzero(stream == COMPUTE)
+    update = action == ACTION_CODE["OPT"]
+    pairs = [np.zeros((0, 2), np.int64)]
+    if plan.zero == 3:
+        gathers = np.flatnonzero(stream == UNSHARD)
+        ahead = gathers[np.maximum(np.arange(len(gathers)) - plan.prefetch, 0)]
+        ahead[: plan.prefetch] = 0  # what is before the first op: nothing
+        updates = works[update[works]]
+        pairs += [
+            _pair(_next(works, gathers), gathers),
+            _pair(gathers, np.maximum(_before(works, ahead), _before(updates, gathers))),
+        ]
+    if plan.zero > 1:
+        reductions = np.flatnonzero(stream == REDUCE)
+        pairs.append(_pair(_next(works, reductions)[1:], reductions[:-1]))
+    found = np.concatenate(pairs)
+    found = found[(found != NONE).all(axis=1)]
+    found = found[rank[found[:, 0]] == rank[found[:, 1]]]
+    rows: Int32 = order[found].astype(np.int32)
+    return rows
+
+
+def _pair(op: Int64, pred: Int64) -> Int64:
+    return np.stack([op, pred], axis=1)
+
+
+def _before(ops: Int64, at: Int64) -> Int64:
+    """Return the last of sorted `ops` before each position, or NONE."""
+    return np.append(ops, NONE)[np.searchsorted(ops, at) - 1]
+
+
+def _next(ops: Int64, at: Int64) -> Int64:
+    """Return the first of sorted `ops` after each position, or NONE."""
+    return np.append(ops, NONE)[np.searchsorted(ops, at)]
