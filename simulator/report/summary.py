@@ -165,6 +165,8 @@ def assumptions(s: Scenario) -> list[str]:
             )
     if plan.pp > 1:
         out.append("sends and receives overlap computation; receives are posted ahead")
+    if plan.pp > 1 or plan.dp > 1:
+        out.append(_beside_communication(s.run.overlap_slowdown))
     if plan.tp > 1:
         out.append("tensor-parallel all-reduces do not overlap computation")
     if plan.dp > 1:
@@ -181,3 +183,14 @@ def assumptions(s: Scenario) -> list[str]:
             f"backward, in buckets of at least {format_bytes(plan.bucket_size)}"
         )
     return out
+
+
+def _beside_communication(slowdown: float) -> str:
+    """Return what is assumed of kernels that run while flows move."""
+    if not slowdown:
+        return "kernels run at full rate beside communication (run.overlap_slowdown takes from it)"
+    return (
+        f"each collective or message takes {slowdown:.1%} of the computing of its ranks while it "
+        "moves bytes at its own rate, less where others hold it back, nothing during its latency; "
+        "every kernel feels it alike"
+    )
