@@ -37,9 +37,14 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
 
         ticks, traffic = contended(program, ticks, scenario.cluster, placement)
         folded = False  # flows of all replicas meet on links
+    run_as = program, ticks, traffic
+    if traffic is not None and scenario.run.overlap_slowdown:
+        from simulator.hardware.overlap import slowed
+
+        run_as = slowed(program, ticks, traffic, scenario.run.overlap_slowdown)
     folded = folded and engine != "reference"  # which runs every rank
     folding = fold(program, ticks) if folded else Folding.none(program)
-    timeline = run(program, ticks, engine, folding, traffic)
+    timeline = run(run_as[0], run_as[1], engine, folding, run_as[2])
     plan = scenario.plan
     notes = pipeline_notes(plan.schedule, plan.pp, scenario.num_microbatches, plan.chunks)
     notes = (*notes, *filter(None, [folding.reason]))

@@ -39,6 +39,8 @@ class Traffic:
     demand: Int32
     """(joint ops, classes): the demand of each joint op on each class of tiles, or NONE where its
     time is fixed."""
+    private: int = 0
+    """Links at the end that stand for the computing of ranks (`simulator.hardware.overlap`)."""
 
     @classmethod
     def none(cls) -> Traffic:
@@ -62,11 +64,16 @@ class Traffic:
 
     @cached_property
     def weight(self) -> Float64:
-        """Bytes that a demand puts, for a byte of payload, on the link that binds it when alone."""
+        """Bytes that a demand puts, for a byte of payload, on the link that binds it when alone.
+
+        Private links bind nobody who uses others.
+        """
         weight = np.ones(len(self.size))
+        shared = np.arange(len(self.capacity)) < len(self.capacity) - self.private
         for d in range(len(self.size)):
             used = slice(self.offset[d], self.offset[d + 1])
-            share = self.coefficient[used] / self.capacity[self.links[used]]
+            links = self.links[used]
+            share = self.coefficient[used] / self.capacity[links] * shared[links]
             if len(share):
                 weight[d] = self.coefficient[used][int(np.argmax(share))]
         return weight

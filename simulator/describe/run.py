@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from simulator.describe.fields import Count, validate
+from simulator.describe.fields import Count, Range, validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,12 @@ class Run:
     FlashAttention-2, slower from Hopper on; `unfused` writes and keeps the matrix."""
     network: Literal["alpha-beta", "fluid"] = "alpha-beta"
     """`alpha-beta`: every flow takes its time alone; `fluid`: flows share links they meet on."""
+    overlap_slowdown: Annotated[float, Range(0, 0.5)] = 0.0
+    """Share of a rank's computing that each collective or message takes while it moves bytes
+    there, in a `fluid` run; 0 leaves compute alone. Measurements suggest 0.15: DeepSeek-V3 gives 20
+    of an H800's 132 SMs to communication (arXiv 2412.19437, section 3.2.2); on four A100, H100,
+    MI250 or MI210 overlapped compute takes 18.9 % longer on average and 40 % at most (arXiv
+    2507.03114), which is 0.16 where communication runs beside all of it."""
     num_steps: Count = 2
     """Optimizer steps simulated; the last one is reported as the steady state."""
     detail: Literal["stage", "layer", "kernel"] = "layer"

@@ -217,6 +217,8 @@ def assumptions(s: Scenario) -> list[str]:
             f"stage s of {plan.num_stages} lies on pipeline rank s mod {plan.pp}, and the last "
             "rank sends to the first over the network"
         )
+    if plan.pp > 1 or plan.dp > 1:
+        out.append(_beside_communication(s.run.overlap_slowdown))
     if plan.tp > 1:
         out.append(TP_OVERLAP[plan.tp_overlap])
     if plan.dp > 1:
@@ -239,3 +241,14 @@ def assumptions(s: Scenario) -> list[str]:
                 f"{format_bytes(plan.bucket_size)}"
             )
     return out
+
+
+def _beside_communication(slowdown: float) -> str:
+    """Return what is assumed of kernels that run while flows move."""
+    if not slowdown:
+        return "kernels run at full rate beside communication (run.overlap_slowdown takes from it)"
+    return (
+        f"each collective or message takes {slowdown:.1%} of the computing of its ranks while it "
+        "moves bytes at its own rate, less where others hold it back, nothing during its latency; "
+        "every kernel feels it alike"
+    )
