@@ -313,7 +313,8 @@ def test_a_row_of_simumax_cuts_the_model(tables):
     # 128256 / (128 x 8) = 125.25, padded to 126 x 1024
     assert (model["num_hidden_layers"], model["vocab_size"]) == (4, 129024)
     assert model["num_key_value_heads"] == 16
-    assert (cluster["node"], plan["zero"], run["global_batch_size"]) == ("dgx-b200", 1, 4)
+    assert (plan["zero"], run["global_batch_size"]) == (1, 4)
+    assert cluster["node"]["from"] == "dgx-b200"
 
 
 @pytest.mark.parametrize(

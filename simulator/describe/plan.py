@@ -106,6 +106,14 @@ class Plan:
     sequence_parallel: bool = False
     """Divide norms, residuals and dropouts over the tp ranks along the sequence: all-reduces become
     an all-gather and a reduce-scatter (Korthikanti et al., 2022, section 4.2.2)."""
+    p2p_overlap: bool = True
+    """Whether stages compute on while they send and receive, receives posted ahead; else a rank
+    waits for what it sends and for what it needs next before it computes again (Megatron-LM without
+    ``--overlap-p2p-communication``)."""
+    scatter_gather: bool = False
+    """Whether each of the tp ranks of a stage sends a part of what all of them hold, and the next
+    stage's gather the parts (Narayanan et al., 2021, section 4.1); with sequence parallelism each
+    sends its own part anyhow."""
     tp_overlap: Literal["none", "grads"] = "none"
     """`grads` runs backward's tensor-parallel collectives beside the products that do not need
     them, as Megatron-LM: the all-reduce (reduce-scatter) of an input's gradient beside that of the
@@ -149,9 +157,21 @@ class Plan:
                 f"Plan.recompute_layers: {self.recompute_layers} has no effect with recompute "
                 "'none'; set plan.recompute"
             )
-        for name, off in (("sequence_parallel", False), ("tp_overlap", "none")):
-            if self.tp == 1 and getattr(self, name) != off:
-                problems.append(f"Plan.{name}: {getattr(self, name)!r} has no effect with tp 1")
+        for name, off, axis in (
+            ("sequence_parallel", False, "tp"),
+            ("tp_overlap", "none", "tp"),
+            ("scatter_gather", False, "tp"),
+            ("scatter_gather", False, "pp"),
+            ("p2p_overlap", True, "pp"),
+        ):
+            if getattr(self, axis) == 1 and getattr(self, name) != off:
+                value = getattr(self, name)
+                problems.append(f"Plan.{name}: {value!r} has no effect with {axis} 1")
+        if self.scatter_gather and self.sequence_parallel:
+            problems.append(
+                "Plan.scatter_gather: with sequence_parallel each rank sends its own part anyhow; "
+                "leave one of the two out"
+            )
         problems += self._sharding_problems()
         if problems:
             raise DescriptionError(problems)

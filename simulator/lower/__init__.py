@@ -9,6 +9,7 @@ import numpy as np
 
 from simulator.budget import require
 from simulator.describe.scenario import Scenario
+from simulator.lower import blocking, sharding
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.grid import Grid, to_grid
@@ -18,7 +19,6 @@ from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import expand, repeat_steps
 from simulator.lower.replicate import replicate
 from simulator.lower.segments import COMPUTE, Segment
-from simulator.lower.sharding import waits
 from simulator.lower.staleness import CLOCK, bound_staleness
 from simulator.program import Cost, Flow, Program, Work
 from simulator.schedules import (
@@ -40,8 +40,9 @@ def lower(s: Scenario) -> Program:
     require(400.0 * world, f"{world:,} ranks", "describe a smaller cluster")
     grid = _complete_grid(s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks)
     bodies = stage_bodies(s)
-    boundary = s.precision.activation * shapes(s).local_tokens * s.model.hidden_size
-    message = Flow("send_recv", float(boundary))
+    x, parts = shapes(s), s.plan.tp if s.plan.scatter_gather else 1
+    boundary = s.precision.activation * x.local_tokens * s.model.hidden_size / parts
+    message = Flow("send_recv", boundary)
     costs: tuple[Cost, ...] = (*bodies.costs, message)
     replica = expand(grid, bodies.stages, len(bodies.costs))
     static = np.zeros(s.plan.pp)
@@ -49,8 +50,12 @@ def lower(s: Scenario) -> Program:
     steps = repeat_steps(replica, s.run.num_steps)
     if s.plan.staleness is not None:
         steps, costs = bound_staleness(steps, costs, s.plan.staleness), (*costs, CLOCK)
+    more = [steps.more]
     if s.plan.shards > 1:
-        steps = replace(steps, more=waits(steps.rank, steps.stream, steps.action, s.plan))
+        more.append(sharding.waits(steps.rank, steps.stream, steps.action, s.plan))
+    if not s.plan.p2p_overlap:
+        more.append(blocking.waits(steps, s.plan.chunks))
+    steps = replace(steps, more=np.concatenate(more))
     return check(replicate(steps, Mesh.of(s.plan), costs, static))
 
 

@@ -28,6 +28,7 @@ from simulator.lower.segments import (
     DP,
     FORWARD,
     TIED,
+    TP,
     Holding,
     Segment,
     joined,
@@ -162,7 +163,7 @@ def stage_bodies(s: Scenario) -> Bodies:
     """Return the bodies of every stage of a scenario; plans of a sweep that agree share them."""
     key = (
         s.model, shapes(s), s.layers_per_stage, s.run.precision, s.run.optimizer, s.run.detail,
-        s.plan.recompute, s.plan.recompute_layers,
+        s.plan.recompute, s.plan.recompute_layers, s.plan.scatter_gather,
         (s.plan.bucket_size, tuple(_exchange(s, 0.0))) if s.plan.dp > 1 else None,
         sharding.key(s) if s.plan.shards > 1 else None,
     )  # fmt: skip
@@ -206,7 +207,8 @@ def _one_stage(
         for layer, (f, b) in _copies(s, block, key):
             forward += [seg._replace(layer=layer) for seg in f]
             backward += [seg._replace(layer=layer) for seg in reversed(b)]
-    backward.reverse()
+    forward = _arrival(s, not is_first) + forward
+    backward = _arrival(s, not is_last) + backward[::-1]
     bucket = s.plan.bucket_size if s.plan.dp > 1 else 0.0
     last = backward
     if s.run.detail == "stage" and not any(segment.beside for segment in backward):
@@ -246,15 +248,24 @@ def _one_gathering_stage(
             ):
                 chain += [segment._replace(layer=layer) for segment in one]
     first, forward, backward, last = chains
-    opening, between = body(first, table), body(forward, table)
+    ahead, behind = _arrival(s, not is_first), _arrival(s, not is_last)
+    opening, between = body(ahead + first, table), body(ahead + forward, table)
     return StageBodies(
         forward=between,
-        backward=body(backward[::-1], table),
-        last=body(last[::-1], table),
+        backward=body(behind + backward[::-1], table),
+        last=body(behind + last[::-1], table),
         reduce=body(_tied_reduction(s, parts, is_first, is_last), table),
         optimizer=body(_update(s, stage_params(s, parts, *key)), table),
         first=opening,
     )
+
+
+def _arrival(s: Scenario, receives: bool) -> list[Segment]:
+    """Return how a stage puts together what its tp ranks have received a part each of."""
+    if not (receives and s.plan.scatter_gather):
+        return []
+    size = s.precision.activation * shapes(s).tokens * s.model.hidden_size
+    return [Segment(Flow("all_gather", float(size)), TP)]
 
 
 def _present(parts: Blocks, is_first: bool, is_last: bool) -> list[Block]:

@@ -146,6 +146,12 @@ NETWORK = {
 """What each network model assumes."""
 
 
+P2P = {
+    True: "sends and receives overlap computation; receives are posted ahead",
+    False: "a stage waits for its sends and receives before it computes again",
+}
+"""What is assumed of messages between stages that overlap computation, and that do not."""
+
 TP_OVERLAP = {
     "none": "tensor-parallel collectives do not overlap computation",
     "grads": "tensor-parallel collectives of backward run beside the products that do not need "
@@ -211,7 +217,7 @@ def assumptions(s: Scenario) -> list[str]:
                 'run.network = "fluid" routes flows over them'
             )
     if plan.pp > 1:
-        out.append("sends and receives overlap computation; receives are posted ahead")
+        out.append(P2P[plan.p2p_overlap])
     if plan.chunks > 1:
         out.append(
             f"stage s of {plan.num_stages} lies on pipeline rank s mod {plan.pp}, and the last "

@@ -113,6 +113,17 @@ def overlapped(row: Row) -> Table:
     return {"tp_overlap": "grads"} if int(row["tp"]) > 1 else {}
 
 
+def blocking(pp: int, tp: int = 1, *, sequence: bool = False) -> Table:
+    """Return what a plan says of Megatron-LM's messages between stages.
+
+    They block, but for interleaved schedules with ``--overlap-p2p-communication`` (2023 on), and
+    each tp rank sends a part (``--no-scatter-gather-tensors-in-pipeline`` turns that off).
+    """
+    if pp == 1:
+        return {}
+    return {"p2p_overlap": False, "scatter_gather": tp > 1 and not sequence}
+
+
 RANK_ORDER = {"order": ["pp", "dp", "tp"]}
 """Megatron-LM's ranks: tensor parallelism innermost, then data, pipeline stages outermost
 (megatron/core/parallel_state.py)."""

@@ -13,6 +13,7 @@ from simulator.validate.published import Case, Row
 from simulator.validate.scenarios import (
     AT_THE_END,
     VOCAB,
+    blocking,
     case,
     described,
     gpt,
@@ -53,6 +54,7 @@ def zero_bubble_step(row: Row) -> Case:
     shape = {"hidden": str(hidden), "heads": str(heads), "layers": str(layers)}
     plan = {
         "dp": 1, "pp": stages, "microbatch_size": micro, "bucket_size": AT_THE_END,
+        **blocking(stages),
         "layers_per_stage": [inner - 1, *[inner] * (stages - 2), inner - 1],
     }  # fmt: skip
     run = {

@@ -8,11 +8,18 @@ from simulator.errors import DescriptionError, suggestion
 from simulator.validate import megatron, schedules, sharded
 from simulator.validate.published import Source
 
+MESSAGES = (
+    "Megatron-LM's ranks: tp innermost, then dp, pp outermost; messages between stages block, and "
+    "each tp rank sends a part where the sequence is not divided",
+)
+
 MEGATRON_2021 = (
     "precision: fp16, gradients summed and reduced in fp16 (Megatron-LM's default without bf16)",
     "dropout 0.1, Adam, tied embeddings, learned positions, unfused attention",
     "DGX A100 80 GB with 8 x 200 Gb/s (Selene), adapters shared by nobody",
-    "no overlap of tensor-parallel collectives with products (it came after the paper)",
+    "no overlap of tensor-parallel collectives with products, gradients added by kernels of their "
+    "own (both came after the paper)",
+    *MESSAGES,
 )
 
 TITAN_LABEL = (
@@ -32,7 +39,8 @@ SOURCES = (
             "unfused attention, dropout 0.1, vocabulary 51,200, Adam, tied embeddings",
             "interleaved by 3 model chunks where the paper says m = 3",
             "backward's tensor-parallel collectives run beside products; gradients are reduced "
-            "after the last backward",
+            "after the last backward, and added by the products that make them",
+            *MESSAGES,
             "DGX A100 80 GB with 8 x 200 Gb/s (Selene)",
         ),
     ),
@@ -111,6 +119,7 @@ SOURCES = (
             "repository's config/validation; node type not stated: DGX A100 80 GB with 4 adapters",
             "Megatron-LM: fp16 gradients, vocabulary 50,257 padded to 128 x tp, dropout 0.1, "
             "unfused attention, backward's tensor-parallel collectives beside products",
+            *MESSAGES,
             "the host issues a kernel in 79 us, fitted to the rows of vtrain-single",
         ),
     ),
@@ -153,6 +162,7 @@ SOURCES = (
             "models of the paper's table 3, a layer less in the first and the last stage",
             "fp16, flash attention, untied embeddings, no recomputation: the repository's "
             "examples/pretrain_zero_bubble.sh; vocabulary 50,257 padded; dropout 0.1",
+            *MESSAGES,
             "RoCE at 8 x 200 Gb/s a node of 8 A100 80 GB (not stated)",
         ),
     ),
@@ -236,6 +246,9 @@ SOURCES = (
             "parallelism, no recomputation, flash attention, vocabulary padded to 128 x tp: "
             "simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh",
             "Transformer Engine runs backward's tensor-parallel collectives beside products",
+            "products sustain 0.64 of the device file's rate: the source's own measurements of "
+            "products on this machine, configs/system/b200_bf16_ceperm.json",
+            *MESSAGES,
         ),
     ),
     Source(

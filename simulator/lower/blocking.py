@@ -1,0 +1,61 @@
+"""Messages between stages that block: what they wait for, and what waits for them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.lower.pipeline import Template
+from simulator.lower.segments import COMPUTE, STREAMS
+from simulator.program import ACTION_CODE, NONE, Int32, Int64
+
+SENDS = (ACTION_CODE["SEND_F"], ACTION_CODE["SEND_B"])
+
+
+def waits(t: Template, chunks: int) -> Int32:
+    """Return (pairs, 2): an op of a pipeline replica, and what it waits for because of blocking.
+
+    A rank computes, then posts the sends of what it has computed and the receives of what it needs
+    next, all at once, and computes again when all of them have ended: Megatron-LM's communication
+    without ``--overlap-p2p-communication`` (megatron/core/pipeline_parallel/schedules.py). With
+    several chunks a forward and the backward after it are computed in one go, as there, but where a
+    rank computes all its forwards first.
+    """
+    order = np.argsort(t.rank, kind="stable")
+    rank, stream, action = t.rank[order], t.stream[order], t.action[order]
+    works, messages = np.flatnonzero(stream == COMPUTE), np.flatnonzero(stream >= len(STREAMS))
+    if not len(works) or not len(messages):
+        return np.zeros((0, 2), np.int32)
+    unit = _units(t, order[works], chunks)
+    bounds = np.append(np.flatnonzero(np.diff(unit, prepend=NONE)), len(works))
+    first, last = works[bounds[:-1]], works[bounds[1:] - 1]
+    at = np.searchsorted(works, messages)
+    behind = unit[np.minimum(at, len(works) - 1)] + (at == len(works))  # unit of the next work
+    inside = (at > 0) & (at < len(works)) & (unit[np.maximum(at - 1, 0)] == behind)
+    behind = behind + (inside & np.isin(action[messages], SENDS))  # a send: when all is computed
+    nothing = np.array([NONE])
+    pairs: Int64 = np.concatenate([
+        np.stack([np.append(first, nothing)[behind], messages], axis=1),
+        np.stack([messages, np.append(nothing, last)[behind]], axis=1),
+    ])  # fmt: skip
+    pairs = pairs[(pairs != NONE).all(axis=1)]
+    pairs = pairs[rank[pairs[:, 0]] == rank[pairs[:, 1]]]
+    found: Int32 = order[pairs].astype(np.int32)
+    return found
+
+
+def _units(t: Template, works: Int64, chunks: int) -> Int64:
+    """Return the number of the run of works that each work is computed in, from 0."""
+    columns = [x[works] for x in (t.rank, t.action, t.stage, t.microbatch)]
+    changes = np.any([np.diff(x) != 0 for x in columns], axis=0)
+    if chunks > 1:
+        rank, action, step = t.rank[works], t.action[works], t.step[works]
+        forward, backward = action == ACTION_CODE["F"], action == ACTION_CODE["B"]
+        place, where = np.arange(len(works)), rank * (int(step.max()) + 1) + step
+        first = np.full(int(where.max()) + 1, len(works))
+        last = np.full(len(first), NONE)
+        np.minimum.at(first, where[backward], place[backward])
+        np.maximum.at(last, where[forward], place[forward])
+        pair = forward[:-1] & backward[1:] & (rank[:-1] == rank[1:])
+        changes &= ~(pair & (first < last)[where[1:]])
+    units: Int64 = np.concatenate([[0], np.cumsum(changes)])
+    return units
