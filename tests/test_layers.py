@@ -431,3 +431,17 @@ def test_the_detail_of_a_run_moves_no_time(
     rounding = 1e-12 * len(kernel.tiled.rank)  # half a tick an op, at most
     assert kernel.step_time_s == pytest.approx(layer.step_time_s, abs=rounding)
     assert stage.step_time_s == pytest.approx(layer.step_time_s, abs=rounding)
+
+
+# A layer has 12h^2 + 13h = 49,984 parameters (h = 64), 2 bytes each: 99,968. A first bucket of 1
+# byte leaves with the head and its norm, later ones hold at least 150 kB: two layers each, and the
+# last one, below that, the embedding.
+@pytest.mark.parametrize("detail", ["layer", "stage"])
+def test_the_first_bucket_may_be_smaller(scenario_of: ScenarioOf, gpt: Model, detail: str) -> None:
+    model = replace(gpt, tie_word_embeddings=False)
+    plan = {"dp": 2, "bucket_size": 150e3, "first_bucket_size": 1.0}
+    run = {"num_steps": 1, "detail": detail}
+    program = lower(scenario_of(model=model, plan=plan, run=run)).flat
+    sent = [cost.bytes for op, cost in flows(program, "dp") if program.rank[op] == 0]
+    head, embedding = 2.0 * (128 * 64 + 2 * 64), 2.0 * (128 + 32) * 64
+    assert sent == [head, 2 * 99_968, 2 * 99_968, embedding]

@@ -48,6 +48,9 @@ class Plan:
 
     They become ready with each run of kernels between collectives, a layer at a time without tp.
     """
+    first_bucket_size: Bytes | None = None
+    """Size of the first bucket of a backward, where it differs (torch DDP: 1 MiB), so that the
+    exchange begins early; `bucket_size` when absent."""
     gradient_exchange: Literal["all_reduce", "parameter_server"] = "all_reduce"
     """How gradients are summed over dp.
 
@@ -152,6 +155,10 @@ class Plan:
             problems.append(
                 f"Plan.servers: {self.servers} is more than the dp {self.dp} ranks they lie on"
             )
+        if self.first_bucket_size is not None and self.dp == 1:
+            problems.append(
+                f"Plan.first_bucket_size: {self.first_bucket_size:g} has no effect with dp 1"
+            )
         if self.recompute_layers is not None and self.recompute == "none":
             problems.append(
                 f"Plan.recompute_layers: {self.recompute_layers} has no effect with recompute "
@@ -220,6 +227,12 @@ class Plan:
     def num_stages(self) -> int:
         """Stages of a pipeline: one for each chunk of each of its ranks."""
         return self.pp * self.chunks
+
+    @property
+    def buckets(self) -> tuple[float, ...]:
+        """Sizes of the buckets of gradients, the last for all that follow."""
+        first = () if self.first_bucket_size is None else (self.first_bucket_size,)
+        return (*first, self.bucket_size)
 
     @property
     def num_servers(self) -> int:

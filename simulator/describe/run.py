@@ -66,9 +66,10 @@ class Run:
     fused_accumulation: bool = False
     """Whether the product that makes a weight's gradient adds it to those of earlier microbatches
     (Megatron-LM's gradient accumulation fusion); else a kernel of its own does, as in torch."""
-    attention: Literal["flash", "flash2", "unfused"] = "flash"
+    attention: Literal["flash", "flash2", "flash1", "unfused"] = "flash"
     """`flash` never writes the score matrix to memory, as the library's best kernels; `flash2` runs
-    FlashAttention-2, slower from Hopper on; `unfused` writes and keeps the matrix."""
+    FlashAttention-2, slower from Hopper on; `flash1` the first one's kernels in Triton; `unfused`
+    writes and keeps the matrix."""
     network: Literal["alpha-beta", "fluid"] = "alpha-beta"
     """`alpha-beta`: every flow takes its time alone; `fluid`: flows share links they meet on."""
     overlap_slowdown: Annotated[float, Range(0, 0.5)] = 0.0

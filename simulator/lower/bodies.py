@@ -88,19 +88,19 @@ class Body:
 def body(
     segments: Iterable[Segment],
     table: CostTable,
-    bucket_bytes: float = 0.0,
+    buckets: Sequence[float] = (),
     exchange: Exchange | None = None,
 ) -> Body:
     """Return the body of a chain of segments, with what they place beside and ahead of it.
 
-    With `bucket_bytes`, gradients are exchanged over dp beside the chain, in buckets of at least
-    that size, each as soon as its last gradient is complete; the rest goes in a last bucket.
-    What `exchange` returns for a bucket comes one after the other.
+    With `buckets`, gradients are exchanged over dp beside the chain, in buckets of at least those
+    sizes, the last for all that follow, each as soon as its last gradient is complete; the rest
+    goes in a last bucket. What `exchange` returns for a bucket comes one after the other.
     """
     rows: list[tuple[int, int, int, int]] = []
     first = previous = NONE  # index of the first and the last op of the chain
     fresh = due = NONE  # flows beside the chain: the last one, and one to be waited for now
-    full = 0.0  # bytes waiting in the bucket
+    full, left = 0.0, list(buckets)  # bytes waiting in the bucket; sizes of it and those to come
     ends = list(segments)
 
     def add(segment: Segment, need: int) -> None:
@@ -124,10 +124,10 @@ def body(
         need = len(rows) - waited if moves else 0
         add(segment, need)
         full += segment.gradient_bytes
-        if exchange and full and (full >= bucket_bytes or i == len(ends) - 1):
+        if exchange and full and (full >= left[0] or i == len(ends) - 1):
             for row in exchange(full):  # what is on one stream is in order already
                 add(row._replace(layer=segment.layer), int(row.stream != rows[-1][1]))
-            full = 0.0
+            full, left = 0.0, left[1:] or left
     columns = np.array(rows, np.int32).reshape(-1, 4).T
     cost, layer = np.ascontiguousarray(columns[0]), np.ascontiguousarray(columns[2])
     stream, need_column = columns[1].astype(np.int16), columns[3].astype(np.int16)
@@ -164,7 +164,7 @@ def stage_bodies(s: Scenario) -> Bodies:
     key = (
         s.model, shapes(s), s.layers_per_stage, s.run.precision, s.run.optimizer, s.run.detail,
         s.plan.recompute, s.plan.recompute_layers, s.plan.scatter_gather,
-        (s.plan.bucket_size, tuple(_exchange(s, 0.0))) if s.plan.dp > 1 else None,
+        (s.plan.buckets, tuple(_exchange(s, 0.0))) if s.plan.dp > 1 else None,
         sharding.key(s) if s.plan.shards > 1 else None,
     )  # fmt: skip
     if key not in _CACHE:
@@ -209,13 +209,13 @@ def _one_stage(
             backward += [seg._replace(layer=layer) for seg in reversed(b)]
     forward = _arrival(s, not is_first) + forward
     backward = _arrival(s, not is_last) + backward[::-1]
-    bucket = s.plan.bucket_size if s.plan.dp > 1 else 0.0
+    buckets = s.plan.buckets if s.plan.dp > 1 else ()
     last = backward
     if s.run.detail == "stage" and not any(segment.beside for segment in backward):
-        last = joined(backward, bucket)
-        forward, backward = joined(forward, 0.0), joined(backward, 0.0)
+        last = joined(backward, buckets)
+        forward, backward = joined(forward), joined(backward)
     plain, opening = body(backward, table), body(forward, table)
-    closing = body(last, table, bucket, partial(_exchange, s)) if bucket else plain
+    closing = body(last, table, buckets, partial(_exchange, s)) if buckets else plain
     every = s.plan.shards > 1 and s.plan.zero > 1  # gradients are never held in full
     return StageBodies(
         forward=opening,
@@ -301,7 +301,7 @@ def _copies(
 
 def _coarse(chain: list[Segment]) -> list[Segment]:
     """Return a chain as a few segments, unless some of them run side by side."""
-    return chain if any(segment.beside for segment in chain) else joined(chain, 0.0)
+    return chain if any(segment.beside for segment in chain) else joined(chain)
 
 
 def _exchange(s: Scenario, size: float) -> list[Segment]:

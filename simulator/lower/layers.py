@@ -204,6 +204,7 @@ def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
 ATTENTION: Mapping[str, Callable[[op.Elements, op.Heads, bool], tuple[Operator, ...]]] = {
     "flash": lambda e, heads, _dropout: (op.flash_attention(e, heads),),
     "flash2": lambda e, heads, _dropout: (op.flash_attention(e, heads, "flash2"),),
+    "flash1": lambda e, heads, _dropout: (op.flash_attention(e, heads, "flash1"),),
     "unfused": lambda e, heads, dropout: op.unfused_attention(e, heads, dropout=dropout),
 }
 """Operators of the attention core by implementation; flash draws its dropout inside the kernel."""

@@ -126,16 +126,16 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
     return out
 
 
-def joined(chain: Sequence[Segment], bucket_bytes: float) -> list[Segment]:
+def joined(chain: Sequence[Segment], buckets: Sequence[float] = ()) -> list[Segment]:
     """Return a chain with all that lies between gradient buckets joined into a few segments.
 
     Args:
         chain: segments of whole passes of a stage, of one or several blocks.
-        bucket_bytes: gradients after which a bucket is full; 0 for no buckets.
+        buckets: gradients after which each bucket is full, the last for all that follow.
     """
     made: dict[tuple[int, ...], list[Segment]] = {}  # layers share their costs, by identity
     out: list[Segment] = []
-    for group in _groups(chain, bucket_bytes):
+    for group in _groups(chain, buckets):
         key = tuple(id(segment.cost) for segment in group)
         if key not in made:
             made[key] = _join(group)
@@ -143,15 +143,15 @@ def joined(chain: Sequence[Segment], bucket_bytes: float) -> list[Segment]:
     return out
 
 
-def _groups(chain: Sequence[Segment], bucket_bytes: float) -> Iterator[list[Segment]]:
+def _groups(chain: Sequence[Segment], buckets: Sequence[float]) -> Iterator[list[Segment]]:
     group: list[Segment] = []
-    full = 0.0
+    full, left = 0.0, list(buckets)
     for segment in chain:
         group.append(segment)
         full += segment.gradient_bytes
-        if bucket_bytes and full >= bucket_bytes:
+        if left and full >= left[0]:
             yield group
-            group, full = [], 0.0
+            group, full, left = [], 0.0, left[1:] or left
     if group:
         yield group
 

@@ -244,7 +244,7 @@ def assumptions(s: Scenario) -> list[str]:
             out.append(
                 f"gradients are {how} in {s.precision.gradient}-byte numbers during the last "
                 f"backward{' of each chunk' * (plan.chunks > 1)}, in buckets of at least "
-                f"{format_bytes(plan.bucket_size)}"
+                + ", then ".join(map(format_bytes, plan.buckets))
             )
     return out
 

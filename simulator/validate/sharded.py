@@ -52,7 +52,7 @@ def mosaic(row: Row) -> Case:
     run = {
         "global_batch_size": int(row["global_batch_seqs"]), "sequence_length": sequence,
         "precision": row["precision"].removeprefix("amp_"), "gradient_dtype": "fp32",
-        "attention": "flash2",
+        "attention": "flash1",
     }  # fmt: skip
     return case(
         tokens / float(row["throughput_tok_per_s"]),

@@ -176,7 +176,7 @@ SOURCES = (
         build=sharded.mosaic,
         assumed=(
             "shapes of mpt-*.yaml (they give the printed parameter counts exactly); "
-            "FlashAttention-2, no dropout",
+            "FlashAttention in Triton, no dropout: attn_impl triton of submit_benchmarks.py",
             "gradients reduced in fp32 (Composer's mixed_precision DEFAULT)",
             "H100: DGX H100 with 8 x 400 Gb/s (not stated); A100: 8 x 200 Gb/s as stated",
             "gradient clipping and the unfused optimizer (decoupled_adamw) are not modelled",
