@@ -54,7 +54,7 @@ class Device:
     """Share of the best rate that is left when the power limit holds the clock down for minutes."""
     fused: dict[str, Fraction] = field(default_factory=dict)
     """Share of the peak rate that a fused algorithm reaches on long sequences, by its name: `flash
-    forward`, `flash backward` (the library's best), `flash2 ...`, `flash1 ...` (`Run.attention`)."""
+    forward`, `flash backward` (the best), `flash2 ...`, `flash1 ...` as in `Run.attention`."""
     architecture: Literal["volta", "ampere", "hopper", "blackwell"] = "ampere"
     """Generation, by which NCCL's tuner constants are chosen."""
     sources: tuple[Source, ...] = ()
