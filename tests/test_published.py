@@ -9,7 +9,7 @@ import pytest
 from simulator.describe import catalog
 from simulator.errors import DescriptionError
 from simulator.validate import megatron, scenarios, schedules, sharded
-from simulator.validate.published import document, rerun
+from simulator.validate.published import Outcome, Report, document, rerun
 from simulator.validate.sources import SOURCES, named
 from simulator.validate.text import published_text, summary
 
@@ -381,3 +381,22 @@ def test_a_figure_without_rows_is_refused(trainsim):
     code, _, err = trainsim("validate", "published", "--source", "gpipe", "--figure", "a.png")
     assert code == 2
     assert "no row" in err
+
+
+# Measured ranks 1 2 3 4, predicted 1 2 4 3: 1 - 6 x (0 + 0 + 1 + 1) / (4 x 15) = 0.8.
+@pytest.mark.parametrize(
+    ("pairs", "ranking"),
+    [
+        ([(1, 5), (2, 6), (3, 9), (4, 8)], 0.8),
+        ([(1, 1), (2, 3), (3, 4)], 1.0),
+        ([(1, 3), (2, 2), (3, 1)], -1.0),
+        ([(1, 2), (2, 2), (3, 2)], None),
+        ([(1, 2), (2, 3)], None),
+    ],
+)
+def test_the_ranking_is_spearmans(pairs, ranking):
+    outcomes = tuple(
+        Outcome("", float(measured), float(predicted)) for measured, predicted in pairs
+    )
+    found = Report(SOURCES[0], outcomes, ()).ranking
+    assert found == ranking or found == pytest.approx(ranking)

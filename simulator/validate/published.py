@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from simulator.describe import catalog
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
@@ -97,12 +100,37 @@ class Report(NamedTuple):
         """Accuracy over the rows that were re-run; None without any."""
         return Accuracy.of(self.outcomes) if self.outcomes else None
 
+    @property
+    def ranking(self) -> float | None:
+        """Spearman's rank correlation of predictions and measurements; None below three rows.
+
+        1 where predictions put the rows in the measured order. Equal values share their mean rank.
+        """
+        if len(self.outcomes) < FEWEST_RANKED:
+            return None
+        measured = _ranks(np.array([o.measured for o in self.outcomes]))
+        predicted = _ranks(np.array([o.predicted for o in self.outcomes]))
+        if np.ptp(measured) == 0 or np.ptp(predicted) == 0:
+            return None
+        return float(np.corrcoef(measured, predicted)[0, 1])
+
     def reasons(self) -> dict[str, list[str]]:
         """Return the labels of the rows that cannot be expressed, by reason, most first."""
         groups: dict[str, list[str]] = {}
         for label, reason in self.unexpressed:
             groups.setdefault(reason, []).append(label)
         return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+
+
+FEWEST_RANKED = 3
+"""Rows whose order says something."""
+
+
+def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the rank of each value; equal ones share their mean."""
+    _, number, count = np.unique(values, return_inverse=True, return_counts=True)
+    means: npt.NDArray[np.float64] = np.cumsum(count) - (count - 1) / 2
+    return means[number]
 
 
 def rerun(source: Source) -> Report:
@@ -140,6 +168,7 @@ def _plain(report: Report) -> dict[str, Any]:
         "mape": accuracy and accuracy.mean,
         "bias": accuracy and accuracy.bias,
         "worst": accuracy and accuracy.worst,
+        "rank_correlation": report.ranking,
         "cases": [{**o._asdict(), "error": o.error} for o in report.outcomes],
         "unexpressed": [u._asdict() for u in report.unexpressed],
         "assumed": list(source.assumed),

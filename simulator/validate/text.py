@@ -45,17 +45,23 @@ def _unexpressed_text(reports: Sequence[Report]) -> str:
 
 def summary(reports: Sequence[Report]) -> str:
     """Return a line for each source, then one for each kind of time."""
-    rows = [["source", "kind", "unit", "rows", "expressed", "MAPE", "bias", "worst"]]
+    rows = [["source", "kind", "unit", "rows", "expressed", "MAPE", "bias", "worst", "ranking"]]
     for r in reports:
         total = len(r.outcomes) + len(r.unexpressed)
-        rows.append([r.source.name, r.source.kind, r.source.unit, str(total), *_cells(r.accuracy)])
+        ranking = "-" if r.ranking is None else f"{r.ranking:.2f}"
+        rows.append([
+            r.source.name, r.source.kind, r.source.unit, str(total), *_cells(r.accuracy), ranking,
+        ])  # fmt: skip
     kinds: tuple[tuple[Kind, Unit], ...] = (("predicted", "s"), ("predicted", "GiB"))
     for kind, unit in kinds:
         overall = by_kind(reports, kind, unit)
         if overall and len(reports) > 1:
-            rows.append([f"all {kind}", kind, unit, "", *_cells(overall)])
-    note = "error: (predicted - measured) / measured, of seconds also where a source prints a rate"
-    return f"{table(rows)}\n{note}"
+            rows.append([f"all {kind}", kind, unit, "", *_cells(overall), ""])
+    notes = (
+        "error: (predicted - measured) / measured, of seconds also where a source prints a rate",
+        "ranking: Spearman's rank correlation of predictions and measurements",
+    )
+    return "\n".join([table(rows), *notes])
 
 
 def _cells(accuracy: Accuracy | None) -> list[str]:
