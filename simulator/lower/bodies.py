@@ -290,11 +290,11 @@ def _copies(
         f, b = _passes(s, block, shared, recompute)
         return f, sharding.holding_gradients(s, b)
 
-    kept = passes("none")
     if block.name != "layer":
-        yield NONE, kept
+        yield NONE, passes("none")
         return
     again = passes(s.plan.recompute)
+    kept = again if limit is None else passes("none")
     for layer in range(num_layers):
         yield layer, again if limit is None or layer < limit else kept
 
