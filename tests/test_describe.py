@@ -191,7 +191,7 @@ def test_an_unknown_precision_of_a_device_is_refused():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model_type": "rwkv"}, "model_type 'rwkv' is not supported; supported are gpt2, llama"),
+        ({"model_type": "rwkv"}, "model_type 'rwkv' is not supported; supported are gpt2, llama,"),
         ({"model_type": None}, "model_type None is not supported"),
         ({"n_layer": None}, "key 'n_layer' is missing"),
         ({"n_layer": -4}, "n_layer -4 must be a whole number of at least 1"),
@@ -289,3 +289,8 @@ def test_a_model_is_no_scenario():
     path = catalog.root() / "workloads/models/gpt2.json"
     with pytest.raises(DescriptionError, match="a scenario is a TOML file"):
         sim.load(path)
+
+
+def test_a_sequence_longer_than_the_window_of_attention_is_refused():
+    with pytest.raises(DescriptionError, match="8192 is more than the 4096 tokens back to which"):
+        read(model="mistral-7b", run={"sequence_length": 8192})

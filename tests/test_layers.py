@@ -52,6 +52,11 @@ def catalogued(model: str, sequence: int, **plan: Any) -> Scenario:
 # a layer 2*4096^2 + 2*4096*1024 + 3*4096*14336 + 2*4096 = 218 112 000, times 32; 4 096.
 # 70b: h=8192, kv 1024, inner 28672, L=80: 2*128256*8192 = 2 101 346 304; a layer 2*8192^2 +
 # 2*8192*1024 + 3*8192*28672 + 2*8192 = 855 654 400; 8 192.
+# mistral-7b is llama's layer with 32000 tokens: 262 144 000 + 32*218 112 000 + 4 096.
+# qwen2.5-7b: h=3584, kv 512, inner 18944, L=28, V=152064, biases of q, k and v: 1 089 994 752; a
+# layer 2*3584^2 + 3584 + 2*(3584*512 + 512) + 3*3584*18944 + 2*3584 = 233 057 792; 3 584.
+# qwen3-8b: h=4096, kv 1024, inner 12288, L=36, V=151936: 1 244 659 712; a layer 2*4096^2 +
+# 2*4096*1024 + 3*4096*12288 + 2*4096 + 2*128 = 192 946 432; 4 096.
 # 405b: h=16384, kv 1024, inner 53248, L=126: 4 202 692 608; 2*16384^2 + 2*16384*1024 +
 # 3*16384*53248 + 2*16384 = 3 187 703 808; 16 384.
 @pytest.mark.parametrize(
@@ -67,6 +72,9 @@ def catalogued(model: str, sequence: int, **plan: Any) -> Scenario:
         ("llama-3-70b", 70_553_706_496),
         ("llama-3-405b", 4_202_692_608 + 126 * 3_187_703_808 + 16_384),
         ("llama-3-405b", 405_853_388_800),
+        ("mistral-7b", 7_241_732_096),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-8b", 8_190_735_360),
     ],
 )
 def test_parameter_counts_are_right_to_the_unit(model: str, parameters: int) -> None:

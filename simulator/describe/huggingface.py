@@ -121,7 +121,28 @@ def _llama(keys: _Keys) -> dict[str, Any]:
     }
 
 
-FAMILIES: dict[str, Callable[[_Keys], dict[str, Any]]] = {"gpt2": _gpt2, "llama": _llama}
+def _mistral(keys: _Keys) -> dict[str, Any]:
+    return _llama(keys) | _window(keys)
+
+
+def _qwen2(keys: _Keys) -> dict[str, Any]:
+    window = _window(keys) if keys.flag("use_sliding_window", False) else {}
+    return _llama(keys) | {"attention_bias": True, "output_bias": False} | window
+
+
+def _qwen3(keys: _Keys) -> dict[str, Any]:
+    window = _window(keys) if keys.flag("use_sliding_window", False) else {}
+    return _llama(keys) | {"qk_norm": True} | window
+
+
+def _window(keys: _Keys) -> dict[str, Any]:
+    absent = keys.get("sliding_window") is None
+    return {} if absent else {"attention_window": keys.count("sliding_window")}
+
+
+FAMILIES: dict[str, Callable[[_Keys], dict[str, Any]]] = {
+    "gpt2": _gpt2, "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3,
+}  # fmt: skip
 """Reader of each `model_type`."""
 
 

@@ -29,8 +29,15 @@ class Model:
     """Whether the MLP multiplies an activated gate with a second projection (SwiGLU)."""
     position: Literal["learned", "rotary"]
     attention_bias: bool
+    """Of the queries, keys and values, and of the output unless `output_bias` says otherwise."""
     mlp_bias: bool
     tie_word_embeddings: bool
+    output_bias: bool | None = None
+    """Bias of the attention's output; as `attention_bias` when absent."""
+    qk_norm: bool = False
+    """Whether queries and keys are normalised, each head by itself (Qwen3)."""
+    attention_window: Count | None = None
+    """Tokens back to which attention reaches; all when absent. Longer sequences are refused."""
     embedding_dropout: Probability = 0.0
     """Dropout after the embedding."""
     hidden_dropout: Probability = 0.0

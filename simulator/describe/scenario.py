@@ -68,6 +68,12 @@ def _contradictions(s: Scenario) -> Iterator[str]:
         )
     yield from _placement(plan, cluster)
     yield from _tensor_parallel(model, plan.tp)
+    window = model.attention_window
+    if window is not None and run.sequence_length > window:
+        yield (
+            f"run.sequence_length {run.sequence_length} is more than the {window} tokens back to "
+            f"which {model.name} attends; attention in a window is not modelled"
+        )
     if plan.sequence_parallel and run.sequence_length % plan.tp:
         yield (
             f"plan.sequence_parallel: plan.tp {plan.tp} does not divide run.sequence_length "

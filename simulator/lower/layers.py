@@ -185,6 +185,7 @@ def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
         dim=model.head_dim,
     )
     bias = model.attention_bias
+    output_bias = bias if model.output_bias is None else model.output_bias
     query_size = heads.queries * heads.dim
     qkv_size = (heads.queries + 2 * heads.keys) * heads.dim
     rotated = tokens * (heads.queries + heads.keys) * heads.dim
@@ -193,9 +194,10 @@ def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
         *_parallel(
             x, h,
             op.linear("qkv", e, tokens=tokens, inputs=h, outputs=qkv_size, bias=bias),
+            *([op.head_norm(e, size=rotated, dim=heads.dim)] if model.qk_norm else []),
             *([op.rotary(e, size=rotated)] if model.position == "rotary" else []),
             *ATTENTION[x.attention](e, heads, model.attention_dropout > 0),
-            op.linear("proj", e, tokens=tokens, inputs=query_size, outputs=h, bias=bias),
+            op.linear("proj", e, tokens=tokens, inputs=query_size, outputs=h, bias=output_bias),
         ),
         op.residual("attention residual", e, size=x.local_tokens * h, dropout=drops),
     )  # fmt: skip

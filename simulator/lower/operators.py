@@ -142,6 +142,14 @@ def norm(name: str, e: Elements, *, tokens: int, hidden: int, bias: bool) -> Ope
     )  # fmt: skip
 
 
+def head_norm(e: Elements, *, size: float, dim: int) -> Operator:
+    """Normalise the queries and the keys of each head (RMS), with a weight of `dim` for either."""
+    return pointwise(
+        "qk norm", e, reads=size, writes=size, grad_reads=2 * size, grad_writes=size,
+        kept_bytes=e.activation * size, params=2 * dim, flops_per_element=5,
+    )  # fmt: skip
+
+
 def activation(name: str, e: Elements, *, size: float, gated: bool) -> Operator:
     """Apply the activation function to `size` elements, times the second half when gated."""
     inputs = 2 * size if gated else size
