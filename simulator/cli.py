@@ -19,6 +19,7 @@ from simulator.errors import DescriptionError, TrainsimError
 
 if TYPE_CHECKING:
     from simulator.describe.scenario import Scenario
+    from simulator.explore.remedies import Remedies
 
 T = TypeVar("T")
 
@@ -73,7 +74,10 @@ def run(
     scenario: str, overrides: tuple[str, ...], json_path: str | None, trace: str | None,
     plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str,
 ) -> int:  # fmt: skip
-    """Simulate SCENARIO and report step time, memory and the bottleneck."""
+    """Simulate SCENARIO and report step time, memory and the bottleneck.
+
+    Where it does not fit, the nearest changes that do are listed too, and the exit code is 3.
+    """
     figures = [_figure(text) for text in plots]
     _check_outputs(json_path, trace, [path for _, path in figures])
     if trace is None and trace_ranks != "some":
@@ -84,10 +88,13 @@ def run(
     from simulator.api import simulate
 
     result = simulate(loaded, engine=engine, folded=not no_fold)
+    from simulator.explore.remedies import find_remedies
+
+    remedies = find_remedies(result)
     if json_path:
-        _write_json(result.to_dict(), json_path)
+        _write_json(result.to_dict() | _remedies_dict(remedies), json_path)
     if json_path != "-":
-        click.echo(str(result))
+        click.echo(f"{result}{_remedies_text(remedies)}")
     if trace:
         result.save_trace(trace, ranks)
     for name, path in figures:
@@ -204,14 +211,31 @@ def show_placement(scenario: str, overrides: tuple[str, ...], json_path: str | N
 
 @show.command("memory")
 @scenario_options
-def show_memory(scenario: str, overrides: tuple[str, ...]) -> int:
-    """Print what fills the memory of every stage of SCENARIO."""
+@click.option("--json", "json_path", metavar="FILE", help="Write it as JSON; - for stdout.")
+def show_memory(scenario: str, overrides: tuple[str, ...], json_path: str | None) -> int:
+    """Print what fills the memory of every stage of SCENARIO, and what inference would need."""
+    _check_outputs(json_path, None, [])
     loaded = _load(scenario, overrides)
     from simulator.api import simulate
-    from simulator.report.text import memory_text
+    from simulator.explore.remedies import find_remedies
+    from simulator.report.inference import inference_dict, inference_text
+    from simulator.report.text import SCHEMA_VERSION, memory_text
 
     result = simulate(loaded)
-    click.echo(memory_text(result, loaded))
+    remedies = find_remedies(result)
+    if json_path:
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "scenario": loaded.name,
+            "peak_memory_bytes": result.peak_memory_bytes.tolist(),
+            "memory_capacity_bytes": result.summary.memory_capacity_bytes,
+            "fits": result.summary.fits,
+            "inference": inference_dict(loaded),
+        }
+        _write_json(document | _remedies_dict(remedies), json_path)
+    if json_path != "-":
+        click.echo(f"{memory_text(result, loaded)}{_remedies_text(remedies)}")
+        click.echo(f"\n{inference_text(loaded)}")
     return 0 if result.summary.fits else OVER_CAPACITY
 
 
@@ -293,6 +317,15 @@ def validate_published(
     found = [r.accuracy.mean for r in reports if r.accuracy]
     beyond = max_error is not None and any(100 * mean > max_error for mean in found)
     return OVER_CAPACITY if beyond else 0
+
+
+def _remedies_text(remedies: Remedies | None) -> str:
+    """Return what goes below a report: nothing for a plan that fits."""
+    return "" if remedies is None else f"\n\n{remedies}"
+
+
+def _remedies_dict(remedies: Remedies | None) -> dict[str, Any]:
+    return {} if remedies is None else {"remedies": remedies.to_dict()}
 
 
 def _progress(items: Sequence[T]) -> Iterator[T]:

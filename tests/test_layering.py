@@ -25,6 +25,7 @@ LAYERS = (
     ("exchange",),
     ("report",),
     ("api",),
+    ("explore",),
     ("validate",),
     ("cli",),
     ("__init__", "__main__"),

@@ -1,0 +1,1 @@
+"""Searches over plans: many scenarios, each simulated, and what they say together."""

@@ -1,0 +1,166 @@
+"""What serving the model would take beside what training it takes: weights and KV cache, by GPU.
+
+Serving here is tensor-parallel like the plan and has no pipeline. Activations of a forward,
+workspaces and what the framework reserves are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from simulator.describe.model import Model
+from simulator.describe.scenario import Scenario
+from simulator.lower.bodies import stage_params
+from simulator.lower.layers import blocks, shapes
+from simulator.report.text import table
+from simulator.units import format_bytes
+
+HALF = 2
+"""Bytes of a bf16 number: what is not quantised, scales, and the cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantised:
+    """How the weights of a layer's matrix products are stored, in bits; all others stay bf16."""
+
+    bits: int
+    group: int | None = None
+    """Weights along the inputs that share a scale; a whole row, an output's, when absent."""
+    zero_point: int = 0
+    """Bits of a group's zero point."""
+
+    def __str__(self) -> str:
+        zero = f" and a {self.zero_point}-bit zero point" if self.zero_point else ""
+        return f"a bf16 scale{zero} for each {f'{self.group} weights' if self.group else 'output'}"
+
+
+FORMATS: dict[str, Quantised | None] = {
+    "bf16": None,
+    "int8": Quantised(bits=8),
+    "int4": Quantised(bits=4, group=128, zero_point=4),
+}
+"""Formats of weights.
+
+int8: a scale an output channel, as LLM.int8() (Dettmers et al., 2022, arXiv 2208.07339) and
+SmoothQuant keep. int4: groups of 128 with a zero point, as AWQ (Lin et al., 2023, arXiv
+2306.00978) and its default ``q_group_size``; GPTQ (Frantar et al., 2022, arXiv 2210.17323) too
+leaves the embedding and the output layer in 16 bits.
+"""
+
+BATCHES = (1, 8, 64)
+"""Sequences whose cache is listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """One format of the weights, on each GPU."""
+
+    weights_bytes: float
+    left_bytes: float
+    """Of the device's memory beside them; below zero where they do not fit."""
+    sequences: int
+    """Whole sequences whose cache fits into that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inference:
+    """What serving takes on each of `tp` GPUs."""
+
+    tp: int
+    sequence_length: int
+    memory_capacity_bytes: float
+    kv_cache_bytes_per_token: int
+    kv_cache_bytes_per_sequence: int
+    weights: dict[str, Weights]
+    """By format, a key of `FORMATS`."""
+
+
+def kv_cache_bytes_per_token(model: Model, tp: int = 1) -> int:
+    """Return the bytes of keys and values that each of `tp` GPUs keeps for one token.
+
+    2 (key and value) x layers x key-value heads / tp x head size x 2 bytes of bf16: Kwon et al.,
+    2023 (arXiv 2309.06180), section 3, with the shared heads of grouped-query attention (Ainslie et
+    al., 2023, arXiv 2305.13245).
+    """
+    heads = model.num_key_value_heads // tp
+    return 2 * model.num_hidden_layers * heads * model.head_dim * HALF
+
+
+def weight_bytes(s: Scenario, how: Quantised | None = None) -> float:
+    """Return the bytes of the whole model's weights on each of the plan's tp GPUs."""
+    model, layers = s.model, s.model.num_hidden_layers
+    params = stage_params(s, blocks(model, shapes(s)), layers, True, True)
+    if how is None:
+        return float(HALF * params)
+    products = _products(model, s.plan.tp)
+    rest = params - layers * sum(inputs * outputs for inputs, outputs in products)
+    return HALF * rest + layers * sum(_stored(how, *size) for size in products)
+
+
+def _products(model: Model, tp: int) -> list[tuple[int, int]]:
+    """Return inputs and outputs of a layer's matrices on one rank, as `lower.layers` divides."""
+    hidden, inner = model.hidden_size, model.intermediate_size // tp
+    queries, keys = model.num_attention_heads // tp, model.num_key_value_heads // tp
+    return [
+        (hidden, (queries + 2 * keys) * model.head_dim),
+        (queries * model.head_dim, hidden),
+        (hidden, (2 if model.gated_mlp else 1) * inner),
+        (inner, hidden),
+    ]
+
+
+def _stored(how: Quantised, inputs: int, outputs: int) -> float:
+    """Return the bytes of a quantised matrix: its weights, and what each group adds to them."""
+    groups = outputs * (-(-inputs // how.group) if how.group else 1)
+    return (inputs * outputs * how.bits + groups * (8 * HALF + how.zero_point)) / 8
+
+
+def inference(s: Scenario) -> Inference:
+    """Return what serving a scenario's model takes, for sequences of the scenario's length."""
+    token = kv_cache_bytes_per_token(s.model, s.plan.tp)
+    sequence, capacity = token * s.run.sequence_length, s.cluster.node.device.memory
+    weights = {}
+    for name, how in FORMATS.items():
+        size = weight_bytes(s, how)
+        left = capacity - size
+        fit = max(0, int(left // sequence))
+        weights[name] = Weights(weights_bytes=size, left_bytes=left, sequences=fit)
+    return Inference(
+        tp=s.plan.tp,
+        sequence_length=s.run.sequence_length,
+        memory_capacity_bytes=capacity,
+        kv_cache_bytes_per_token=token,
+        kv_cache_bytes_per_sequence=sequence,
+        weights=weights,
+    )
+
+
+def inference_text(s: Scenario) -> str:
+    """Return `inference` as a table, with what the cache of some batches takes."""
+    i, model = inference(s), s.model
+    tokens = f"sequences of {i.sequence_length:,} tokens"
+    rows = [["inference", "weights", "left", f"{tokens} beside"]]
+    rows += [
+        [name, format_bytes(w.weights_bytes), format_bytes(w.left_bytes),
+         f"{w.sequences:,}" if w.left_bytes >= 0 else "weights do not fit"]
+        for name, w in i.weights.items()
+    ]  # fmt: skip
+    each, over = (f" on each of {i.tp} GPUs (tp)", f" / {i.tp}") if i.tp > 1 else ("", "")
+    batches = (f"{format_bytes(n * i.kv_cache_bytes_per_sequence)} for {n}" for n in BATCHES)
+    scales = "; ".join(f"{name} has {how}" for name, how in FORMATS.items() if how is not None)
+    return "\n".join([
+        table(rows),
+        f"KV cache {format_bytes(i.kv_cache_bytes_per_token)} a token{each}: 2 x "
+        f"{model.num_hidden_layers} layers x {model.num_key_value_heads} key-value heads{over} x "
+        f"{model.head_dim} x {HALF} bytes",
+        f"  {', '.join(batches)} {tokens}",
+        scales,
+        "embedding, head, norms and biases stay bf16; activations and workspaces are left out, and "
+        "there is no pipeline",
+    ])  # fmt: skip
+
+
+def inference_dict(s: Scenario) -> dict[str, Any]:
+    """Return `inference` as plain values, units in the names of keys."""
+    return asdict(inference(s))
