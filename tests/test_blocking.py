@@ -100,10 +100,38 @@ def test_tp_ranks_send_a_part_each_and_gather_the_parts(scenario_of: ScenarioOf)
     assert sorted(gathers) == [rank for rank in range(4) for _ in range(4)]
 
 
+# Two chunks a rank: with grad_overlap the gradients of the second are reduced while the first is
+# still at work; without, all of a rank's begin after its last backward.
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_wait_for_the_last_backward_of_the_rank(
+    scenario_of: ScenarioOf, gpt: Model, overlap: bool
+) -> None:
+    plan = {
+        "pp": 2, "dp": 2, "chunks": 2, "schedule": "Interleaved1F1B", "grad_overlap": overlap,
+    }  # fmt: skip
+    p, start, end = spans(scenario_of(model=alike(gpt), plan=plan, run={"num_steps": 2}, batch=8))
+    late = True
+    for rank in range(4):
+        for step in range(2):
+            mine = (p.rank == rank) & (p.step == step) & (p.action == ACTION_CODE["B"])
+            works = mine & (p.stream == p.streams.index("compute"))
+            sums = mine & (p.stream == p.streams.index("dp"))
+            assert sums.any()
+            late &= bool(start[sums].min() >= end[works].max())
+    assert late != overlap
+
+
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
         ({"p2p_overlap": False}, "no effect with pp 1"),
+        ({"grad_overlap": False}, "no effect with dp 1"),
+        ({"grad_overlap": False, "dp": 2, "zero": 2}, "no effect with zero 2"),
+        ({"grad_overlap": False, "dp": 2, "bucket_size": 1e6}, "bucket_size: 1e.06 has no effect"),
+        (
+            {"grad_overlap": False, "dp": 2, "first_bucket_size": 1e6},
+            "no effect with grad_overlap false",
+        ),
         ({"scatter_gather": True, "tp": 2}, "no effect with pp 1"),
         ({"scatter_gather": True, "pp": 2}, "no effect with tp 1"),
         (

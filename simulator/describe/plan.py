@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
@@ -12,6 +13,10 @@ Axis: TypeAlias = Literal["dp", "pp", "tp"]
 
 AXES: tuple[Axis, ...] = ("dp", "pp", "tp")
 """Mesh axes, in the default order from outermost to innermost."""
+
+
+BUCKET_SIZE = 25e6
+"""Of torch DDP: 25 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +48,7 @@ class Plan:
     `block`: rank r on device r. `cyclic`: consecutive ranks on consecutive nodes, round robin
     (both as Slurm's --distribution names them). A list: rank r on device `placement[r]`.
     """
-    bucket_size: Bytes = 25e6
+    bucket_size: Bytes = BUCKET_SIZE
     """Gradients are reduced in buckets of at least this size (torch DDP: 25 MB).
 
     They become ready with each run of kernels between collectives, a layer at a time without tp.
@@ -51,6 +56,10 @@ class Plan:
     first_bucket_size: Bytes | None = None
     """Size of the first bucket of a backward, where it differs (torch DDP: 1 MiB), so that the
     exchange begins early; `bucket_size` when absent."""
+    grad_overlap: bool = True
+    """Whether gradients are reduced during the last backward, bucket by bucket; else those of a
+    stage in one piece when the rank's last backward has ended (Megatron-LM without
+    ``--overlap-grad-reduce``)."""
     gradient_exchange: Literal["all_reduce", "parameter_server"] = "all_reduce"
     """How gradients are summed over dp.
 
@@ -155,9 +164,18 @@ class Plan:
             problems.append(
                 f"Plan.servers: {self.servers} is more than the dp {self.dp} ranks they lie on"
             )
-        if self.first_bucket_size is not None and self.dp == 1:
+        if not self.grad_overlap and (self.dp == 1 or self.zero > 1):
+            why = "dp 1" if self.dp == 1 else f"zero {self.zero}, which reduces every backward"
+            problems.append(f"Plan.grad_overlap: false has no effect with {why}")
+        if not self.grad_overlap and self.bucket_size != BUCKET_SIZE:
             problems.append(
-                f"Plan.first_bucket_size: {self.first_bucket_size:g} has no effect with dp 1"
+                f"Plan.bucket_size: {self.bucket_size:g} has no effect with grad_overlap false, "
+                "which reduces gradients in one piece"
+            )
+        if self.first_bucket_size is not None and (self.dp == 1 or not self.grad_overlap):
+            why = "dp 1" if self.dp == 1 else "grad_overlap false"
+            problems.append(
+                f"Plan.first_bucket_size: {self.first_bucket_size:g} has no effect with {why}"
             )
         if self.recompute_layers is not None and self.recompute == "none":
             problems.append(
@@ -231,6 +249,8 @@ class Plan:
     @property
     def buckets(self) -> tuple[float, ...]:
         """Sizes of the buckets of gradients, the last for all that follow."""
+        if not self.grad_overlap:
+            return (math.inf,)
         first = () if self.first_bucket_size is None else (self.first_bucket_size,)
         return (*first, self.bucket_size)
 

@@ -54,7 +54,9 @@ def lower(s: Scenario) -> Program:
     if s.plan.shards > 1:
         more.append(sharding.waits(steps.rank, steps.stream, steps.action, s.plan))
     if not s.plan.p2p_overlap:
-        more.append(blocking.waits(steps, s.plan.chunks))
+        more.append(blocking.messages(steps, s.plan.chunks))
+    if not s.plan.grad_overlap:
+        more.append(blocking.gradients(steps))
     steps = replace(steps, more=np.concatenate(more))
     return check(replicate(steps, Mesh.of(s.plan), costs, static))
 

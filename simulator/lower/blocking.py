@@ -1,17 +1,32 @@
-"""Messages between stages that block: what they wait for, and what waits for them."""
+"""What blocks: messages between stages that are waited for, gradients that wait for all others."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from simulator.lower.pipeline import Template
-from simulator.lower.segments import COMPUTE, STREAMS
+from simulator.lower.segments import COMPUTE, DP, REDUCE, STREAMS
 from simulator.program import ACTION_CODE, NONE, Int32, Int64
 
 SENDS = (ACTION_CODE["SEND_F"], ACTION_CODE["SEND_B"])
 
 
-def waits(t: Template, chunks: int) -> Int32:
+def gradients(t: Template) -> Int32:
+    """Return (pairs, 2): sums of gradients, and the rank's last backward of the step.
+
+    So gradients are reduced when all are complete: Megatron-LM without ``--overlap-grad-reduce``.
+    """
+    backward = t.action == ACTION_CODE["B"]
+    sums = np.flatnonzero(backward & np.isin(t.stream, (DP, REDUCE)))
+    works = np.flatnonzero(backward & (t.stream == COMPUTE))
+    where = t.rank.astype(np.int64) * (int(t.step.max(initial=0)) + 1) + t.step
+    last = np.full(int(where.max(initial=0)) + 1, NONE)
+    np.maximum.at(last, where[works], works)
+    found: Int32 = np.stack([sums, last[where[sums]]], axis=1).astype(np.int32)
+    return found
+
+
+def messages(t: Template, chunks: int) -> Int32:
     """Return (pairs, 2): an op of a pipeline replica, and what it waits for because of blocking.
 
     A rank computes, then posts the sends of what it has computed and the receives of what it needs
@@ -22,20 +37,20 @@ def waits(t: Template, chunks: int) -> Int32:
     """
     order = np.argsort(t.rank, kind="stable")
     rank, stream, action = t.rank[order], t.stream[order], t.action[order]
-    works, messages = np.flatnonzero(stream == COMPUTE), np.flatnonzero(stream >= len(STREAMS))
-    if not len(works) or not len(messages):
+    works, sent = np.flatnonzero(stream == COMPUTE), np.flatnonzero(stream >= len(STREAMS))
+    if not len(works) or not len(sent):
         return np.zeros((0, 2), np.int32)
     unit = _units(t, order[works], chunks)
     bounds = np.append(np.flatnonzero(np.diff(unit, prepend=NONE)), len(works))
     first, last = works[bounds[:-1]], works[bounds[1:] - 1]
-    at = np.searchsorted(works, messages)
+    at = np.searchsorted(works, sent)
     behind = unit[np.minimum(at, len(works) - 1)] + (at == len(works))  # unit of the next work
     inside = (at > 0) & (at < len(works)) & (unit[np.maximum(at - 1, 0)] == behind)
-    behind = behind + (inside & np.isin(action[messages], SENDS))  # a send: when all is computed
+    behind = behind + (inside & np.isin(action[sent], SENDS))  # a send: when all is computed
     nothing = np.array([NONE])
     pairs: Int64 = np.concatenate([
-        np.stack([np.append(first, nothing)[behind], messages], axis=1),
-        np.stack([messages, np.append(nothing, last)[behind]], axis=1),
+        np.stack([np.append(first, nothing)[behind], sent], axis=1),
+        np.stack([sent, np.append(nothing, last)[behind]], axis=1),
     ])  # fmt: skip
     pairs = pairs[(pairs != NONE).all(axis=1)]
     pairs = pairs[rank[pairs[:, 0]] == rank[pairs[:, 1]]]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.describe.network import Network
+from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.hardware.compute import BOUNDS, work_seconds
 from simulator.hardware.placement import spans
@@ -241,12 +242,17 @@ def assumptions(s: Scenario) -> list[str]:
         if plan.shards > 1:
             out += sharding_assumptions(plan, s.precision.gradient)
         else:
-            out.append(
-                f"gradients are {how} in {s.precision.gradient}-byte numbers during the last "
-                f"backward{' of each chunk' * (plan.chunks > 1)}, in buckets of at least "
-                + ", then ".join(map(format_bytes, plan.buckets))
-            )
+            out.append(f"gradients are {how} in {s.precision.gradient}-byte numbers {_when(plan)}")
     return out
+
+
+def _when(plan: Plan) -> str:
+    """Return when gradients are reduced."""
+    if not plan.grad_overlap:
+        return "in one piece a stage, after the last backward of the rank"
+    sizes = ", then ".join(map(format_bytes, plan.buckets))
+    chunk = " of each chunk" * (plan.chunks > 1)
+    return f"during the last backward{chunk}, in buckets of at least {sizes}"
 
 
 def _beside_communication(slowdown: float) -> str:

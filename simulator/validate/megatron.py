@@ -11,11 +11,11 @@ from simulator.lower import lower
 from simulator.program import ACTION_CODE
 from simulator.validate.published import Case, Row
 from simulator.validate.scenarios import (
-    AT_THE_END,
     GIB,
     RANK_ORDER,
     VOCAB,
     Table,
+    at_the_end,
     blocking,
     case,
     degrees,
@@ -67,7 +67,7 @@ def korthikanti_step(row: Row) -> Case:
     mode = "seq+selective" if row["variant"].startswith("selective") else "full"
     plan = {
         **degrees(row), **interleaved(int(row["interleave_m"])), **RECOMPUTE[mode],
-        "microbatch_size": int(row["micro_batch"]), "bucket_size": AT_THE_END,
+        "microbatch_size": int(row["micro_batch"]), **at_the_end(int(row["dp"])),
         **overlapped(row), **blocking(int(row["pp"]), 8, sequence=mode != "full"),
     }  # fmt: skip
     run = {**MIXED, "global_batch_size": int(row["global_batch"]), "sequence_length": 2048}
@@ -134,10 +134,10 @@ def _kept(s: Scenario) -> float:
 # --- Narayanan et al., 2021 (SC'21) -----------------------------------------------------------
 
 TABLE_1 = {
-    "1.7": (16, 1, "25 MB"), "3.6": (16, 1, "25 MB"), "7.5": (16, 1, "25 MB"),
-    "18.4": (8, 1, "25 MB"), "39.1": (4, 1, AT_THE_END), "76.1": (2, 3, AT_THE_END),
-    "145.6": (2, 2, AT_THE_END), "310.1": (1, 2, AT_THE_END), "529.6": (1, 3, AT_THE_END),
-    "1008.0": (1, 1, AT_THE_END),
+    "1.7": (16, 1, True), "3.6": (16, 1, True), "7.5": (16, 1, True),
+    "18.4": (8, 1, True), "39.1": (4, 1, False), "76.1": (2, 3, False),
+    "145.6": (2, 2, False), "310.1": (1, 2, False), "529.6": (1, 3, False),
+    "1008.0": (1, 1, False),
 }  # fmt: skip
 """Microbatch size, chunks a rank (layers a stage over ``--num-layers-per-virtual-pipeline-stage``)
 and buckets (``DDP=torch`` overlaps buckets of 25 MB, ``DDP=local`` reduces at the end) by billions
@@ -146,10 +146,10 @@ of parameters: NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh."""
 
 def sc21_table1(row: Row) -> Case:
     """Weak scaling from 1.7 billion to a trillion parameters."""
-    micro, chunks, bucket = TABLE_1[row["params_B"]]
+    micro, chunks, overlaps = TABLE_1[row["params_B"]]
     plan = {
         "dp": int(row["dp_derived"]), "tp": int(row["tp"]), "pp": int(row["pp"]),
-        "microbatch_size": micro, "bucket_size": bucket, "recompute": "full",
+        "microbatch_size": micro, "grad_overlap": overlaps, "recompute": "full",
         **interleaved(chunks), **RANK_ORDER, **blocking(int(row["pp"]), int(row["tp"])),
     }  # fmt: skip
     return case(
@@ -181,7 +181,7 @@ def sc21_table2(row: Row) -> Case:
         plan |= {"zero": 3}
     else:
         pp = model_parallel // 8
-        plan |= {"tp": 8, "pp": pp, "bucket_size": AT_THE_END, **RANK_ORDER, **blocking(pp, 8)}
+        plan |= {"tp": 8, "pp": pp, "grad_overlap": False, **RANK_ORDER, **blocking(pp, 8)}
     return case(
         measured, gpt(shape, SC21_VOCAB), nodes_of(ranks, "dgx-a100"), plan, _sc21_run(batch)
     )
@@ -217,7 +217,7 @@ def vtrain(row: Row, recompute: str = "full") -> Case:
     sequence, tp = int(row["seq_len"]), int(row["tp"])
     plan = {
         **degrees(row), "microbatch_size": int(row["micro_batch"]), "recompute": recompute,
-        "bucket_size": AT_THE_END, **overlapped(row), **blocking(int(row["pp"]), tp),
+        **at_the_end(int(row["dp"])), **overlapped(row), **blocking(int(row["pp"]), tp),
     }  # fmt: skip
     run = {
         "global_batch_size": int(row["global_batch"]), "sequence_length": sequence,
@@ -270,7 +270,7 @@ def _simumax(row: Row) -> tuple[Table, Table, Table, Table]:
     }  # fmt: skip
     plan = {
         **degrees(row), "microbatch_size": int(row["mbs"]), "zero": 1,
-        "sequence_parallel": tp > 1, "bucket_size": AT_THE_END, **overlapped(row),
+        "sequence_parallel": tp > 1, **at_the_end(int(row["dp"])), **overlapped(row),
         **blocking(int(row["pp"]), tp, sequence=tp > 1),
     }  # fmt: skip
     batch = int(row["mbs"]) * int(row["microbatches"]) * int(row["dp"])

@@ -17,9 +17,14 @@ Table: TypeAlias = dict[str, Any]
 
 GIB = UNITS["bytes"]["GiB"]
 
-AT_THE_END = "1e9 GB"
-"""A bucket that no model fills: gradients are reduced in one piece after the last backward, as
-Megatron-LM does without ``--overlap-grad-reduce`` (DDP-impl local)."""
+
+def at_the_end(dp: int) -> Table:
+    """Return what a plan says where gradients are reduced after the last backward.
+
+    Megatron-LM does so without ``--overlap-grad-reduce`` (DDP-impl local).
+    """
+    return {"grad_overlap": False} if dp > 1 else {}
+
 
 VOCAB = 50257
 """Tokens of GPT-2's vocabulary, which Megatron-LM pads."""

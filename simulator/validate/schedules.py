@@ -11,7 +11,6 @@ from simulator.lower.memory import StaticMemory, static_memory
 from simulator.units import UNITS
 from simulator.validate.published import Case, Row
 from simulator.validate.scenarios import (
-    AT_THE_END,
     VOCAB,
     blocking,
     case,
@@ -53,7 +52,7 @@ def zero_bubble_step(row: Row) -> Case:
     inner = (layers + 2) // stages
     shape = {"hidden": str(hidden), "heads": str(heads), "layers": str(layers)}
     plan = {
-        "dp": 1, "pp": stages, "microbatch_size": micro, "bucket_size": AT_THE_END,
+        "dp": 1, "pp": stages, "microbatch_size": micro,
         **blocking(stages),
         "layers_per_stage": [inner - 1, *[inner] * (stages - 2), inner - 1],
     }  # fmt: skip
