@@ -100,7 +100,8 @@ def test_show_schedule_refuses_uneven_rounds(trainsim):
 
 def test_show_catalog_lists_every_folder(trainsim):
     _, out, _ = trainsim("show", "catalog")
-    assert "models: gpt2, gpt2-xl, gpt3-175b, llama-3-405b, llama-3-70b, llama-3-8b" in out
+    models = "gpt2, gpt2-xl, gpt3-175b, gpt3-20b, gpt3-5b, llama-2-13b, llama-2-7b, llama-3-405b"
+    assert f"models: {models}, llama-3-70b, llama-3-8b, nemotron-4-340b" in out
 
 
 def test_check_counts_ranks_and_ops(trainsim):

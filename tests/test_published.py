@@ -8,6 +8,7 @@ import pytest
 
 from simulator.describe import catalog
 from simulator.errors import DescriptionError
+from simulator.lower.layers import num_parameters
 from simulator.validate import megatron, scenarios, schedules, sharded
 from simulator.validate.published import Outcome, Report, document, rerun
 from simulator.validate.sources import SOURCES, named
@@ -281,7 +282,6 @@ def test_float8_rows_of_torchtitan_ask_for_fp8(tables):
         ({"kind": "LoRA"}, "LoRA"),
         ({"model": "LLAMA3-8B"}, "context parallelism"),
         ({"precision": "NVFP4", "model": "LLAMA3_70B"}, "block-scaled"),
-        ({"model": "LLAMA2-7B", "n_gpus": "8", "kind": "pretrain"}, "not in the catalogue"),
         ({"tokens_per_s_per_gpu": ""}, "no throughput"),
     ],
 )
@@ -293,9 +293,64 @@ def test_rows_of_nemo_that_no_scenario_says_give_the_reason(wanted, reason):
 def test_a_dense_row_of_nemo_on_racks(tables):
     found = row("nemo_performance_summary.csv", model="LLAMA3.1_405B", system="DGX-GB200", pp="1")
     model, cluster, plan, run = tables(sharded.nemo, found)
-    assert (model, plan["zero"], plan["dp"], plan["tp"]) == ("llama-3-405b", 3, 64, 2)
+    assert (model["from"], plan["zero"], plan["dp"], plan["tp"]) == ("llama-3-405b", 3, 64, 2)
     assert cluster == {"node": "gb200-nvl72", "num_nodes": 2, "devices_per_node": 64}
     assert run["precision"] == "fp8"
+
+
+# 126 layers on 4 chunks of each of 16 ranks: two a stage, one beside the embedding and the head.
+def test_a_pipelined_row_of_nemo_counts_embedding_and_head_as_layers(tables):
+    found = row("nemo_performance_summary.csv", model="LLAMA3.1_405B", system="DGX-GB200", pp="16",
+                precision="FP8")  # fmt: skip
+    _, _, plan, run = tables(sharded.nemo, found)
+    assert plan["layers_per_stage"] == [1, *[2] * 62, 1]
+    assert (plan["tp_overlap"], run["fp8_scaling"]) == ("all", "current")
+
+
+# 50,257 tokens, padded to 393 x 128; NeMo's own fp8 scales by earlier steps.
+def test_a_row_of_nemos_gpt_pads_the_vocabulary(tables):
+    model, _, plan, run = tables(
+        sharded.nemo, row("nemo_performance_summary.csv", model="GPT3-5B", system="DGX-H100")
+    )
+    assert (model["from"], model["vocab_size"]) == ("gpt3-5b", 50304)
+    assert plan["tp_overlap"] == "none"
+    assert "fp8_scaling" not in run
+
+
+# 500 W of 700 W leave (5/7)^(1/3) = 0.894 of the clock, itself 0.95 of the best rate.
+def test_torchtitans_devices_run_at_a_lower_clock(tables):
+    found = row("torchtitan_h100.csv", table="T3", compile="0")
+    _, cluster, plan, run = tables(sharded.torchtitan_step, found)
+    assert cluster["node"]["device"]["sustained_clock"] == pytest.approx(0.8493, abs=1e-4)
+    assert (plan["recompute"], run["compiled"]) == ("selective-op", False)
+
+
+# 32 sequences of a replica: 16 microbatches of 2 for 16 stages, which hold 126 layers.
+def test_an_interleaved_row_of_torchtitan(tables):
+    found = row("torchtitan_h100.csv", pp_schedule="Interleaved1F1B")
+    _, _, plan, run = tables(sharded.torchtitan_step, found)
+    assert (plan["chunks"], plan["microbatch_size"]) == (2, 2)
+    assert sum(plan["layers_per_stage"]) == 126
+    assert (plan["tp_overlap"], plan["reshard_after_forward"]) == ("all", False)
+    assert run["fp8_scaling"] == "current"
+
+
+def test_torchtitans_scales_of_rows_are_left_out(tables):
+    with pytest.raises(DescriptionError, match="a scale for each row"):
+        sharded.torchtitan_step(row("torchtitan_h100.csv", float8="fp8 rowwise"))
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    # 12 h^2 a layer and the vocabulary: 24 x 12 x 4096^2 + 50257 x 4096 = 5.04; 44 x 12 x 6144^2 +
+    # 50257 x 6144 = 20.24; Llama 2's table 1 says 6.7 and 13.0 before rounding.
+    [("gpt3-5b", 5.04), ("gpt3-20b", 20.24), ("llama-2-7b", 6.738), ("llama-2-13b", 13.016),
+     ("nemotron-4-340b", 341)],
+)  # fmt: skip
+def test_models_of_nemo_have_their_parameters(name, billions):
+    s = scenarios.described(name, {"node": "dgx-h100", "num_nodes": 1, "devices_per_node": 1}, {},
+                  {"global_batch_size": 1, "sequence_length": 128})  # fmt: skip
+    assert num_parameters(s.model) / 1e9 == pytest.approx(billions, rel=2e-3)
 
 
 def test_the_stages_of_llama_3_hold_its_126_layers(tables):

@@ -42,6 +42,8 @@ class Device:
     memory_bandwidth: BytesPerSecond
     matmul_efficiency: Fraction
     """Share of the peak rate that large matrix products sustain."""
+    matmul_efficiency_in: dict[str, Fraction] = field(default_factory=dict)
+    """The same by precision, a key of `peak`, where it is another."""
     memory_efficiency: Fraction
     """Share of the memory bandwidth that memory-bound kernels (norms, dropouts, ...) reach."""
     launch_overhead: Seconds
@@ -63,7 +65,7 @@ class Device:
         validate(self)
         if "fp32" not in self.peak:
             raise DescriptionError("Device.peak: fp32 is missing; element-wise work runs at it")
-        unknown = [dtype for dtype in self.peak if dtype not in DTYPES]
+        unknown = [d for d in (*self.peak, *self.matmul_efficiency_in) if d not in DTYPES]
         if unknown:
             raise DescriptionError(
                 f"Device.peak: unknown precision {unknown[0]!r}{suggestion(unknown[0], DTYPES)}"

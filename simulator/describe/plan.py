@@ -109,10 +109,11 @@ class Plan:
 
     torch's FSDP does not: it casts the fp32 shards before each gather.
     """
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Literal["none", "selective", "selective-op", "full"] = "none"
     """What backward computes again instead of keeping it: `full` all of a layer but its input,
     `selective` the attention core (scores, softmax, dropout, context), as Korthikanti et al., 2022
-    (arXiv 2205.05198), section 5."""
+    (arXiv 2205.05198), section 5; `selective-op` all but fused attention, reduce-scatters and every
+    second matrix product, as torchtitan's selective_ac_option "op"."""
     recompute_layers: Count | None = None
     """Layers of each stage, its first ones, that recompute; all when absent."""
     sequence_parallel: bool = False
@@ -126,10 +127,13 @@ class Plan:
     """Whether each of the tp ranks of a stage sends a part of what all of them hold, and the next
     stage's gather the parts (Narayanan et al., 2021, section 4.1); with sequence parallelism each
     sends its own part anyhow."""
-    tp_overlap: Literal["none", "grads"] = "none"
+    tp_overlap: Literal["none", "grads", "all"] = "none"
     """`grads` runs backward's tensor-parallel collectives beside the products that do not need
     them, as Megatron-LM: the all-reduce (reduce-scatter) of an input's gradient beside that of the
-    weight and, with sequence parallelism, the input's second all-gather beside the former."""
+    weight and, with sequence parallelism, the input's second all-gather beside the former. `all`
+    also runs the all-gathers and reduce-scatters of sequence parallelism beside the product of a
+    layer that they feed or follow, in pieces so small that the longer of the two counts
+    (Transformer Engine's userbuffers, torch's asynchronous tensor parallelism)."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -196,6 +200,11 @@ class Plan:
             problems.append(
                 "Plan.scatter_gather: with sequence_parallel each rank sends its own part anyhow; "
                 "leave one of the two out"
+            )
+        if self.tp_overlap == "all" and self.tp > 1 and not self.sequence_parallel:
+            problems.append(
+                "Plan.tp_overlap: 'all' is for sequence_parallel, whose collectives come in "
+                'pieces; set sequence_parallel = true or tp_overlap = "grads"'
             )
         problems += self._sharding_problems()
         if problems:

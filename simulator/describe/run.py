@@ -19,6 +19,13 @@ class Precision:
     gradient: int
     master: int
     """Bytes of the fp32 copy that the optimizer updates; 0 where the weight itself is fp32."""
+    linear: str = ""
+    """Precision of the linear products of layers where it is another than `matmul`."""
+
+    @property
+    def fastest(self) -> str:
+        """Precision of most products, by whose peak rate MFU is counted."""
+        return self.linear or self.matmul
 
 
 FP32_BYTES = 4
@@ -28,8 +35,14 @@ PRECISIONS = {
     "tf32": Precision("tf32", 4, 4, 4, 0),
     "fp16": Precision("fp16", 2, 2, 2, 4),
     "bf16": Precision("bf16", 2, 2, 2, 4),
+    "fp8": Precision("bf16", 2, 2, 2, 4, linear="fp8"),
 }
-"""Modes of arithmetic; mixed precision as in Micikevicius et al., 2018 (arXiv 1710.03740)."""
+"""Modes of arithmetic; mixed precision as in Micikevicius et al., 2018 (arXiv 1710.03740).
+
+`fp8` is bf16 with the linear products of layers in fp8, as Transformer Engine and torchao do by
+default: attention, embedding, head and all that is element-wise stay in bf16, as do weights and
+gradients. Each tensor has one scale; gradients of outputs are in e5m2, all else in e4m3.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,15 @@ class Run:
     """Samples of one optimizer step over all ranks."""
     sequence_length: Count
     """Tokens of one sample."""
-    precision: Literal["fp32", "tf32", "fp16", "bf16"] = "bf16"
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "bf16"
+    fp8_scaling: Literal["delayed", "current"] = "delayed"
+    """From what the scale of a tensor is found, in fp8: `delayed` from the largest values of
+    earlier steps, found as the tensor is cast; `current` from its own, for which it is read once
+    more (torchao's tensorwise recipe), unless `compiled`: found as the tensor is written."""
+    compiled: bool = False
+    """Whether each layer is compiled (torch.compile): the sum of the residual stream and the norm
+    that follows it in the layer are one kernel, so that what lies between is not read again; a
+    layer that recomputes by operators keeps and computes nothing that backward does not need."""
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "adamw"
     gradient_dtype: Literal["fp32"] | None = None
     """In what gradients are accumulated and reduced: `fp32` as Megatron-LM's main gradients; that

@@ -101,8 +101,17 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"{run.precision!r} have no low-precision copy"
         )
     yield from _flows_apart(s)
+    if plan.recompute == "selective-op" and run.attention == "unfused":
+        yield (
+            "plan.recompute 'selective-op' saves the result of fused attention, and run.attention "
+            '\'unfused\' has none; set run.attention = "flash" or plan.recompute = "selective"'
+        )
+    if run.fp8_scaling != "delayed" and run.precision != "fp8":
+        yield (
+            f"run.fp8_scaling {run.fp8_scaling!r} is for run.precision 'fp8', not {run.precision!r}"
+        )
     peak = cluster.node.device.peak
-    if s.precision.matmul not in peak:
+    if s.precision.fastest not in peak:
         yield (
             f"run.precision {run.precision!r}: {cluster.node.device.name} has no rate for it; "
             f"it has {', '.join(peak)}"

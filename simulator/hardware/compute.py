@@ -44,7 +44,8 @@ def _arithmetic_seconds(kernel: Kernel, device: Device) -> float:
         _, rows, _, dim = kernel.matmul
         length, full = rows / (rows + FLASH_LENGTH), FLASH_FULL_DIM / (FLASH_FULL_DIM + FLASH_DIM)
         return kernel.flops / (rate * share * length * (dim / (dim + FLASH_DIM) / full))
-    rate *= device.matmul_efficiency * device.sustained_clock
+    efficiency = device.matmul_efficiency_in.get(kernel.dtype, device.matmul_efficiency)
+    rate *= efficiency * device.sustained_clock
     units = device.compute_units
     if units is None or kernel.algorithm:
         return kernel.flops / rate

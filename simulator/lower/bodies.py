@@ -20,6 +20,7 @@ from simulator.describe.scenario import Scenario
 from simulator.lower import sharding
 from simulator.lower.layers import Block, Blocks, blocks, shapes
 from simulator.lower.operators import FP32, Operator
+from simulator.lower.quantised import fp8_weights, weight_cast
 from simulator.lower.segments import (
     AHEAD,
     BACKWARD,
@@ -32,6 +33,7 @@ from simulator.lower.segments import (
     Holding,
     Segment,
     joined,
+    recomputing,
     segments,
 )
 from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Kernel, Work
@@ -222,7 +224,7 @@ def _one_stage(
         backward=closing if every else plain,
         last=closing,
         reduce=body(_tied_reduction(s, parts, is_first, is_last), table),
-        optimizer=body(_update(s, stage_params(s, parts, *key)), table),
+        optimizer=body(_update(s, parts, key), table),
         first=opening,
     )
 
@@ -255,7 +257,7 @@ def _one_gathering_stage(
         backward=body(behind + backward[::-1], table),
         last=body(behind + last[::-1], table),
         reduce=body(_tied_reduction(s, parts, is_first, is_last), table),
-        optimizer=body(_update(s, stage_params(s, parts, *key)), table),
+        optimizer=body(_update(s, parts, key), table),
         first=opening,
     )
 
@@ -315,9 +317,17 @@ def _exchange(s: Scenario, size: float) -> list[Segment]:
     return [Segment(Flow(name, size, servers=servers), DP) for name in names]
 
 
-def _update(s: Scenario, params: int) -> list[Segment]:
-    """Return the optimizer step of a stage's parameters; each rank updates its shard of them."""
-    return sharding.updated(s, optimizer_work(s, -(-params // s.plan.shards)), params)
+def _update(s: Scenario, parts: Blocks, key: tuple[int, bool, bool]) -> list[Segment]:
+    """Return the optimizer step of a stage's parameters; each rank updates its shard of them.
+
+    Weights in fp8 that are held in full are cast then, for all microbatches of the next step.
+    """
+    params = stage_params(s, parts, *key)
+    work = optimizer_work(s, -(-params // s.plan.shards))
+    cast = key[0] * fp8_weights(parts.layer.operators)
+    if cast and not sharding.is_gathering(s):
+        work = replace(work, kernels=(*work.kernels, weight_cast(shapes(s).elements, cast)))
+    return sharding.updated(s, work, params)
 
 
 def _passes(
@@ -345,6 +355,8 @@ def _passes(
 
     if recompute == "none":
         return segments(block, FORWARD, detail, Holding(everything, gradient)), backward(block)
+    if recompute == "selective-op":
+        return recomputing(block, detail, Holding(everything, gradient))
     forward = segments(block, FORWARD, detail, Holding(first, gradient))
     again = FORWARD._replace(name="recompute")
     if recompute == "full":

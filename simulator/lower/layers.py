@@ -8,14 +8,16 @@ sequence parallelism divided along the sequence.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simulator.describe.model import Model
 from simulator.describe.scenario import Scenario
 from simulator.lower import operators as op
 from simulator.lower.operators import Operator
-from simulator.program import Flow
+from simulator.lower.quantised import gathered_in_fp8, in_fp8, weights_cast_in_forward
+from simulator.lower.recompute import Sizes, by_operator
+from simulator.program import Flow, Kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +30,18 @@ class Shapes:
     elements: op.Elements
     attention: str
     sequence_parallel: bool = False
-    tp_overlap: bool = False
+    tp_overlap: str = "none"
+    compiled: bool = False
 
     @property
     def tokens(self) -> int:
         """Tokens of one microbatch."""
         return self.microbatch_size * self.sequence_length
+
+    @property
+    def divided(self) -> int:
+        """Ranks that gather each other's part of the sequence."""
+        return self.tp if self.sequence_parallel else 1
 
     @property
     def local_tokens(self) -> int:
@@ -90,10 +98,26 @@ def shapes(s: Scenario) -> Shapes:
         microbatch_size=s.plan.microbatch_size,
         sequence_length=s.run.sequence_length,
         tp=s.plan.tp,
-        elements=op.Elements(p.activation, p.weight, p.gradient, p.matmul, accumulation),
+        elements=_casting(
+            op.Elements(p.activation, p.weight, p.gradient, p.matmul, accumulation), s
+        ),
         attention=s.run.attention,
         sequence_parallel=s.plan.sequence_parallel,
-        tp_overlap=s.plan.tp_overlap == "grads",
+        tp_overlap=s.plan.tp_overlap,
+        compiled=s.run.compiled,
+    )
+
+
+def _casting(e: op.Elements, s: Scenario) -> op.Elements:
+    """Return elements with what casting them to fp8 moves: read, written, written transposed."""
+    if s.precision.linear != "fp8":
+        return e
+    reads = 1 if s.run.fp8_scaling == "delayed" or s.run.compiled else 2
+    return replace(
+        e,
+        cast=reads * e.activation + 1,
+        transposed=int(s.cluster.node.device.architecture != "blackwell"),
+        cast_weights=s.plan.zero == 3 and s.plan.shards > 1,
     )
 
 
@@ -101,11 +125,41 @@ def shapes(s: Scenario) -> Shapes:
 def blocks(model: Model, x: Shapes) -> Blocks:
     """Return the blocks of a model as one rank of a tensor-parallel group computes them."""
     layer = (*_attention(model, x), *_mlp(model, x))
+    if x.elements.cast_weights:
+        layer = tuple(weights_cast_in_forward(o, x.elements) for o in layer)
+    if x.attention != "unfused":
+        layer = by_operator(layer, x.elements, _sizes(model, x))
+    if x.compiled:
+        layer = _compiled(layer, model, x)
     return Blocks(
         embedding=Block(name="embedding", operators=_embedding(model, x)),
         layer=Block(name="layer", operators=layer),
         head=Block(name="head", operators=_head(model, x)),
     )
+
+
+def _sizes(model: Model, x: Shapes) -> Sizes:
+    per_head = x.tokens * model.head_dim // x.tp
+    return Sizes(
+        hidden=x.tokens * model.hidden_size,
+        local_hidden=x.local_tokens * model.hidden_size,
+        queries=model.num_attention_heads * per_head,
+        keys=model.num_key_value_heads * per_head,
+        inner=x.tokens * model.intermediate_size // x.tp,
+        gated=model.gated_mlp,
+        scattered=x.tp > 1 and x.sequence_parallel,
+        compiled=x.compiled,
+    )
+
+
+def _compiled(layer: tuple[Operator, ...], model: Model, x: Shapes) -> tuple[Operator, ...]:
+    """Return a layer whose residual sum and the norm after it are one kernel."""
+    at = [o.name for o in layer].index("attention residual")
+    moved = float(x.elements.activation * x.local_tokens * model.hidden_size)
+    one = op.fused(layer[at], layer[at + 1], moved)
+    if x.attention != "unfused":
+        one = replace(one, again=one.forward)
+    return (*layer[:at], one, *layer[at + 2 :])
 
 
 def num_parameters(model: Model) -> int:
@@ -142,6 +196,12 @@ def recomputed_flops_per_token(s: Scenario) -> float:
     flops = {
         "none": 0.0,
         "selective": sum(o.model_flops for o in layer.operators if o.core_input_bytes is not None),
+        "selective-op": sum(
+            p.flops
+            for o in layer.operators
+            for p in o.again
+            if isinstance(p, Kernel) and p.matmul is not None
+        ),
         "full": layer.model_flops,
     }[s.plan.recompute]
     limit = s.plan.recompute_layers
@@ -155,13 +215,30 @@ def _parallel(x: Shapes, hidden: int, first: Operator, *rest: Operator) -> tuple
     """Wrap operators whose inner dimension is divided over the tensor-parallel ranks."""
     if x.tp == 1:
         return (first, *rest)
-    return (*_entrance(x, hidden, first), *rest, _exit(x, hidden))
+    enter, first = _entrance(x, hidden, first)
+    leave = _exit(x, hidden)
+    if x.elements.cast:
+        enter, first, leave = (gathered_in_fp8(o, x.elements) for o in (enter, first, leave))
+    if x.tp_overlap == "all":
+        enter, first = op.beside(enter, first)
+        leave, last = op.beside(leave, rest[-1])
+        rest = (*rest[:-1], last)
+    return (enter, first, *rest, leave)
+
+
+def _linear(
+    name: str, x: Shapes, *, inputs: int, outputs: int, bias: bool, divided: tuple[int, int]
+) -> Operator:
+    """Return a linear operator of a layer; `divided` are those of `quantised.in_fp8`."""
+    e = x.elements
+    o = op.linear(name, e, tokens=x.tokens, inputs=inputs, outputs=outputs, bias=bias)
+    return in_fp8(o, e, divided=divided) if e.cast else o
 
 
 def _entrance(x: Shapes, hidden: int, product: Operator) -> tuple[Operator, Operator]:
     size = float(x.elements.activation * x.tokens * hidden)
     return op.first_of_region(
-        product, size, x.tp, sequence=x.sequence_parallel, overlap=x.tp_overlap
+        product, size, x.tp, sequence=x.sequence_parallel, overlap=x.tp_overlap != "none"
     )
 
 
@@ -193,11 +270,13 @@ def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
         _norm("attention norm", model, x),
         *_parallel(
             x, h,
-            op.linear("qkv", e, tokens=tokens, inputs=h, outputs=qkv_size, bias=bias),
+            _linear("qkv", x, inputs=h, outputs=qkv_size, bias=bias, divided=(x.divided, 1)),
             *([op.head_norm(e, size=rotated, dim=heads.dim)] if model.qk_norm else []),
             *([op.rotary(e, size=rotated)] if model.position == "rotary" else []),
-            *ATTENTION[x.attention](e, heads, model.attention_dropout > 0),
-            op.linear("proj", e, tokens=tokens, inputs=query_size, outputs=h, bias=output_bias),
+            *_core(x, heads, model.attention_dropout > 0),
+            _linear(
+                "proj", x, inputs=query_size, outputs=h, bias=output_bias, divided=(1, x.divided)
+            ),
         ),
         op.residual("attention residual", e, size=x.local_tokens * h, dropout=drops),
     )  # fmt: skip
@@ -212,6 +291,15 @@ ATTENTION: Mapping[str, Callable[[op.Elements, op.Heads, bool], tuple[Operator, 
 """Operators of the attention core by implementation; flash draws its dropout inside the kernel."""
 
 
+def _core(x: Shapes, heads: op.Heads, dropout: bool) -> tuple[Operator, ...]:
+    """Return the attention core; fused, it keeps its result where the next product has a copy."""
+    core = ATTENTION[x.attention](x.elements, heads, dropout)
+    if not x.elements.cast or x.attention == "unfused":
+        return core
+    size = x.elements.activation * x.tokens * heads.queries * heads.dim
+    return tuple(replace(o, kept_bytes=o.kept_bytes + size) for o in core)
+
+
 def _mlp(model: Model, x: Shapes) -> tuple[Operator, ...]:
     e, tokens, h, drops = x.elements, x.tokens, model.hidden_size, model.hidden_dropout > 0
     inner = model.intermediate_size // x.tp
@@ -220,9 +308,9 @@ def _mlp(model: Model, x: Shapes) -> tuple[Operator, ...]:
         _norm("mlp norm", model, x),
         *_parallel(
             x, h,
-            op.linear("fc1", e, tokens=tokens, inputs=h, outputs=up, bias=model.mlp_bias),
+            _linear("fc1", x, inputs=h, outputs=up, bias=model.mlp_bias, divided=(x.divided, 1)),
             op.activation(model.activation, e, size=tokens * inner, gated=model.gated_mlp),
-            op.linear("fc2", e, tokens=tokens, inputs=inner, outputs=h, bias=model.mlp_bias),
+            _linear("fc2", x, inputs=inner, outputs=h, bias=model.mlp_bias, divided=(1, x.divided)),
         ),
         op.residual("mlp residual", e, size=x.local_tokens * h, dropout=drops),
     )  # fmt: skip

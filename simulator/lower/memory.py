@@ -14,7 +14,8 @@ from simulator.describe.scenario import Scenario
 from simulator.lower.bodies import stage_params
 from simulator.lower.layers import blocks, shapes
 from simulator.lower.operators import FP32
-from simulator.lower.sharding import held_bytes
+from simulator.lower.quantised import fp8_weights
+from simulator.lower.sharding import held_bytes, is_gathering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +65,20 @@ def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
 def static_memory(s: Scenario) -> list[StaticMemory]:
     """Return what every stage's ranks hold all the time; a rank of several chunks holds the sum.
 
-    A tied embedding lies on the first and on the last stage, as Megatron-LM keeps it.
+    A tied embedding lies on the first and on the last stage, as Megatron-LM keeps it. Weights
+    in fp8 are copies beside the bf16 ones, and transposed copies up to Hopper.
     """
     parts = blocks(s.model, shapes(s))
     weight, gradient, optimizer = bytes_per_parameter(s)
+    copies = 1 + shapes(s).elements.transposed  # of a byte each
     out = []
     for stage, layers in enumerate(s.layers_per_stage):
         params = stage_params(s, parts, layers, stage == 0, stage == s.plan.num_stages - 1)
+        low = 0 if is_gathering(s) else layers * fp8_weights(parts.layer.operators)
         out.append(
             StaticMemory(
                 params=params,
-                weights=float(weight * params),
+                weights=float(weight * params + copies * low),
                 gradients=float(gradient * params),
                 optimizer=float(optimizer * params),
             )

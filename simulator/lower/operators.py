@@ -46,6 +46,10 @@ class Operator:
     """Activations alive from this forward until its backward."""
     core_input_bytes: float | None = None
     """Of an operator of the attention core: what of them selective recomputation keeps too."""
+    saved_bytes: float = 0.0
+    """With recomputation by operators: activations alive from this forward on (`recompute`)."""
+    again: tuple[Part, ...] = ()
+    """With recomputation by operators: what backward runs before its own parts."""
     params: int = 0
     """Parameters held by this rank."""
     model_flops: float = 0.0
@@ -68,6 +72,12 @@ class Elements:
     accumulation: str = "fused"
     """How the gradient of a weight is added to what earlier microbatches left: `fused` as the
     product is written, `separate` by a kernel of its own, `none` where there are none."""
+    cast: int = 0
+    """Bytes that casting an element to fp8 moves; 0 where no product is in fp8."""
+    transposed: int = 0
+    """Bytes that writing its transposed copy moves besides."""
+    cast_weights: bool = False
+    """Whether each forward casts its weights, as those that are gathered for it."""
 
 
 def _product(name: str, e: Elements, batch: int, m: int, n: int, k: int, out: int = 0) -> Kernel:
@@ -148,6 +158,27 @@ def head_norm(e: Elements, *, size: float, dim: int) -> Operator:
         "qk norm", e, reads=size, writes=size, grad_reads=2 * size, grad_writes=size,
         kept_bytes=e.activation * size, params=2 * dim, flops_per_element=5,
     )  # fmt: skip
+
+
+def fused(first: Operator, second: Operator, moved: float) -> Operator:
+    """Return two element-wise operators as one; `moved` are the bytes of what lies between.
+
+    Forward does not read it again; backward neither writes nor reads its gradient.
+    """
+
+    def one(a: tuple[Part, ...], b: tuple[Part, ...], dropped: float) -> tuple[Part, ...]:
+        (x,), (y,) = a, b
+        assert isinstance(x, Kernel)
+        assert isinstance(y, Kernel)
+        return (replace(x, flops=x.flops + y.flops, bytes=x.bytes + y.bytes - dropped),)
+
+    return replace(
+        second,
+        forward=one(first.forward, second.forward, moved),
+        input_grad=one(second.input_grad, first.input_grad, 2 * moved),
+        kept_bytes=first.kept_bytes + second.kept_bytes,
+        params=first.params + second.params,
+    )
 
 
 def activation(name: str, e: Elements, *, size: float, gated: bool) -> Operator:
@@ -325,6 +356,20 @@ def leaving_tensor_parallel(size: float, *, sequence: bool) -> Operator:
 
 def _beside(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(Beside(part) if isinstance(part, Flow) else part for part in parts)
+
+
+def beside(collectives: Operator, product: Operator) -> tuple[Operator, Operator]:
+    """Return both with the collectives run beside the product that they feed or follow.
+
+    They are cut into pieces, each of which is exchanged while others are computed.
+    """
+    forward, backward = _beside(collectives.forward), _beside(collectives.input_grad)
+    left = replace(collectives, forward=(), input_grad=())
+    return left, replace(
+        product,
+        forward=(*forward, *product.forward),
+        input_grad=(*backward, *product.input_grad),
+    )
 
 
 def first_of_region(

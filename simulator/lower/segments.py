@@ -126,6 +126,20 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
     return out
 
 
+def recomputing(block: Block, detail: str, holding: Holding) -> tuple[list[Segment], list[Segment]]:
+    """Return forward and backward of a block that recomputes operator by operator (`recompute`).
+
+    What is not saved comes alive as backward begins to run it again.
+    """
+    more = block.kept_bytes - sum(o.saved_bytes for o in block.operators)
+    again = FORWARD._replace(name="recompute", parts=lambda o: o.again)
+    saved = holding._replace(kept=lambda _index, o: o.saved_bytes)
+    regained = holding._replace(kept=lambda index, _o: 0.0 if index else more)
+    backward = segments(block, BACKWARD, detail, holding)
+    once_more = segments(block, again, detail, regained)
+    return segments(block, FORWARD, detail, saved), once_more + backward
+
+
 def joined(chain: Sequence[Segment], buckets: Sequence[float] = ()) -> list[Segment]:
     """Return a chain with all that lies between gradient buckets joined into a few segments.
 

@@ -13,6 +13,7 @@ from simulator.describe.scenario import Scenario
 from simulator.hardware.compute import BOUNDS, work_seconds
 from simulator.hardware.placement import spans
 from simulator.lower.layers import model_flops_per_token, recomputed_flops_per_token
+from simulator.lower.sharding import is_gathering
 from simulator.program import Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
 from simulator.report.sharding import sharding_assumptions
@@ -71,7 +72,7 @@ def summarise(result: Result) -> Summary:
         raise ValueError("a bare schedule has no summary: it has no model and no cluster")
     b, peak = result.breakdown, result.peak_memory_bytes
     seconds = result.step_time_s
-    per_rank_peak = s.cluster.world_size * s.cluster.node.device.peak[s.precision.matmul]
+    per_rank_peak = s.cluster.world_size * s.cluster.node.device.peak[s.precision.fastest]
     flops = model_flops_per_token(s)
     again = recomputed_flops_per_token(s)
     tokens = s.tokens_per_step / seconds
@@ -157,6 +158,8 @@ TP_OVERLAP = {
     "none": "tensor-parallel collectives do not overlap computation",
     "grads": "tensor-parallel collectives of backward run beside the products that do not need "
     "them; forward's do not overlap computation",
+    "all": "tensor-parallel collectives of layers run beside the products that they feed or "
+    "follow, in pieces of no size; those of the head in backward only, the embedding's never",
 }
 """What each way to run tensor-parallel collectives assumes."""
 
@@ -187,8 +190,8 @@ def assumptions(s: Scenario) -> list[str]:
     """Return what was assumed that moves the answer and that the scenario does not say."""
     device, plan = s.cluster.node.device, s.plan
     out = [
-        f"matrix products sustain {device.matmul_efficiency * device.sustained_clock:.1%} of the "
-        f"{s.precision.matmul} peak{TILED[device.compute_units is not None]}, and memory-bound "
+        f"matrix products sustain {_sustained(s):.1%} of the "
+        f"{s.precision.fastest} peak{TILED[device.compute_units is not None]}, and memory-bound "
         f"kernels {device.memory_efficiency:.1%} of the memory bandwidth, whatever their size",
         f"each kernel starts {format_seconds(device.launch_overhead)} after the one before it"
         + HOST[s.cluster.node.host_launch > 0].format(format_seconds(s.cluster.node.host_launch)),
@@ -197,6 +200,7 @@ def assumptions(s: Scenario) -> list[str]:
         "memory leaves out gradients of activations, temporary workspaces, communication buffers, "
         "the allocator's fragmentation and the CUDA context",
     ]
+    out += _low_precision(s) + _saved_operators(s)
     if s.cluster.world_size > 1:
         out.append(
             "collectives run as NCCL's cost model chooses, or as the cluster forces; "
@@ -253,6 +257,37 @@ def _when(plan: Plan) -> str:
     sizes = ", then ".join(map(format_bytes, plan.buckets))
     chunk = " of each chunk" * (plan.chunks > 1)
     return f"during the last backward{chunk}, in buckets of at least {sizes}"
+
+
+def _sustained(s: Scenario) -> float:
+    """Return the share of the peak that the largest products of most layers reach."""
+    device = s.cluster.node.device
+    share = device.matmul_efficiency_in.get(s.precision.fastest, device.matmul_efficiency)
+    return share * device.sustained_clock
+
+
+def _low_precision(s: Scenario) -> list[str]:
+    """Return what is assumed of products in fp8."""
+    if s.precision.linear != "fp8":
+        return []
+    when = "after each gather" if is_gathering(s) else "once a step, and kept beside the bf16 ones"
+    return [
+        "linear products of layers run in fp8 with one scale a tensor; attention and head in bf16, "
+        "and so do gathers of weights and sums of gradients; MFU is counted by the fp8 peak",
+        f"inputs and gradients of outputs are cast by kernels of their own, weights {when}; cast "
+        "inputs are kept for backward; norm and activation write bf16 that the cast reads",
+    ]
+
+
+def _saved_operators(s: Scenario) -> list[str]:
+    """Return what is assumed of layers that recompute operator by operator."""
+    if s.plan.recompute != "selective-op":
+        return []
+    return [
+        "of wq, wk, wv, wo, w1, w3, w2 every second one runs again in backward, though wq, wk, wv "
+        "and w1, w3 are one product each forward; all that a layer has not saved comes alive as "
+        "its backward begins"
+    ]
 
 
 def _beside_communication(slowdown: float) -> str:

@@ -8,12 +8,14 @@ from simulator.lower.layers import model_flops_per_token
 from simulator.validate.published import Case, Row
 from simulator.validate.scenarios import (
     RANK_ORDER,
+    VOCAB,
     Table,
     case,
     described,
     gpt,
     interleaved,
     nodes_of,
+    padded,
     peak_gib,
     step_seconds,
 )
@@ -63,14 +65,26 @@ def mosaic(row: Row) -> Case:
 
 # --- torchtitan -------------------------------------------------------------------------------
 
+POWER_LIMIT = (500 / 700) ** (1 / 3)
+"""Clock that a limit of 500 W leaves of that at 700 W: 0.894. Dynamic power goes with f V^2, and V
+with f: the clock goes with the cube root."""
+
+H100_CLOCK = 0.95
+"""`sustained_clock` of the H100 in the catalogue, at 700 W."""
+
 GRAND_TETON = {
     "from": "dgx-h100",
-    "device": {"from": "h100-sxm5-80gb", "memory": "96 GB", "memory_bandwidth": "2400 GB/s"},
-}
-"""H100 with 96 GB of HBM2e at 2.4 TB/s, 400 Gb/s of RDMA each."""
+    "device": {
+        "from": "h100-sxm5-80gb", "memory": "96 GB", "memory_bandwidth": "2400 GB/s",
+        "sustained_clock": H100_CLOCK * POWER_LIMIT,
+    },
+}  # fmt: skip
+"""H100 of 500 W with 96 GB of HBM2e at 2.4 TB/s, 400 Gb/s of RDMA each."""
 
 TITAN_MODELS = {"8B": "llama-3-8b", "70B": "llama-3-70b", "405B": "llama-3-405b"}
-TITAN_RECOMPUTE = {"full": "full", "selective": "selective", "per-op SAC": "selective"}
+TITAN_RECOMPUTE = {"full": "full", "selective": "selective-op", "per-op SAC": "selective-op"}
+TITAN_CHUNKS = {"1F1B": 1, "Interleaved1F1B": 2}
+"""Stages of a pipeline rank by schedule; a stage each is what torchtitan splits off by default."""
 
 
 def torchtitan_step(row: Row) -> Case:
@@ -89,22 +103,35 @@ def torchtitan_memory(row: Row) -> Case:
 def _torchtitan(row: Row) -> Scenario:
     if row["cp"] not in ("", "1"):
         raise DescriptionError(NO_CONTEXT_PARALLEL)
-    if row["async_tp"] == "1":
-        raise DescriptionError("asynchronous tensor parallelism is not built")
-    float8 = row["float8"] not in ("", "0", "bf16")
-    ranks, tp = int(row["n_gpus"]), int(row["tp"])
+    if row["float8"] == "fp8 rowwise":
+        raise DescriptionError("fp8 with a scale for each row is not built")
+    ranks, tp, pp = int(row["n_gpus"]), int(row["tp"]), int(row["pp"])
+    chunks = TITAN_CHUNKS[row["pp_schedule"] or "1F1B"]
+    model = TITAN_MODELS[row["model"].rpartition("-")[2]]
     plan: Table = {
-        "dp": int(row["fsdp"]), "tp": tp, "pp": int(row["pp"]), "zero": 3,
-        "microbatch_size": int(row["local_batch"]), "sequence_parallel": tp > 1,
-        "recompute": TITAN_RECOMPUTE[row["act_ckpt"]],
+        "dp": int(row["fsdp"]), "tp": tp, "pp": pp, "zero": 3,
+        "microbatch_size": int(row["local_batch"]) // (pp * chunks), "sequence_parallel": tp > 1,
+        "tp_overlap": "all" if row["async_tp"] == "1" else "none",
+        "recompute": TITAN_RECOMPUTE[row["act_ckpt"]], "reshard_after_forward": pp == 1,
+        **interleaved(chunks),
     }  # fmt: skip
-    run = {
+    if chunks > 1:
+        plan["layers_per_stage"] = _spread(126, pp * chunks)  # of the 405B
+    run: Table = {
         "global_batch_size": int(row["global_batch"]),
         "sequence_length": int(row["seq_len(8192 default where not printed)"]),
-        "precision": "fp8" if float8 else "bf16", "gradient_dtype": "fp32", "attention": "flash2",
+        "precision": "bf16", "gradient_dtype": "fp32", "attention": "flash2",
+        "compiled": row["compile"] == "1",
     }  # fmt: skip
-    model = TITAN_MODELS[row["model"].rpartition("-")[2]]
+    if row["float8"] not in ("", "0", "bf16"):
+        run |= {"precision": "fp8", "fp8_scaling": "current"}
     return described(model, nodes_of(ranks, GRAND_TETON), plan, run)
+
+
+def _spread(layers: int, stages: int) -> list[int]:
+    """Return the layers of each stage, the first ones a layer more where they are uneven."""
+    count, rest = divmod(layers, stages)
+    return [count + (stage < rest) for stage in range(stages)]
 
 
 # --- NeMo's performance summaries -------------------------------------------------------------
@@ -112,11 +139,10 @@ def _torchtitan(row: Row) -> Scenario:
 NEMO_MODELS = {
     "LLAMA3_8B": "llama-3-8b", "LLAMA3-8B": "llama-3-8b", "LLAMA3_70B": "llama-3-70b",
     "Llama3 70B": "llama-3-70b", "LLAMA3.1_405B": "llama-3-405b", "GPT3-175B": "gpt3-175b",
+    "GPT3-5B": "gpt3-5b", "GPT3-20B": "gpt3-20b", "LLAMA2-7B": "llama-2-7b",
+    "LLAMA2-13B": "llama-2-13b", "Nemotron-340B": "nemotron-4-340b",
 }  # fmt: skip
 """Dense models of the catalogue by the summaries' names."""
-
-DENSE_MISSING = ("LLAMA2-7B", "LLAMA2-13B", "GPT3-5B", "GPT3-20B", "Nemotron-340B")
-"""Dense models that the catalogue lacks."""
 
 NEMO_NODES = {
     "DGX-H100": ("dgx-h100", 8), "DGX-B200": ("dgx-b200", 8), "DGX-GB200": ("gb200-nvl72", 64),
@@ -131,19 +157,29 @@ def nemo(row: Row) -> Case:
     ranks, sequence, batch = int(row["n_gpus"]), int(row["seq_len"]), int(row["gbs"])
     chunks = int(row["vp"]) if row["vp"].isdigit() else 1
     tp, pp = int(row["tp"]), int(row["pp"])
+    name = NEMO_MODELS[row["model"]]
+    model: Table = {"from": name}
+    if name.startswith("gpt3"):
+        model["vocab_size"] = padded(VOCAB, tp)
     plan: Table = {
         "dp": ranks // (tp * pp), "tp": tp, "pp": pp, "microbatch_size": int(row["mbs"]),
-        "sequence_parallel": tp > 1, "zero": 3 if row["fsdp"] not in ("", "0", "1") else 1,
-        **interleaved(chunks), **RANK_ORDER,
+        "sequence_parallel": tp > 1, "tp_overlap": "all" if tp > 1 else "none",
+        "zero": 1 if row["fsdp"] in ("", "0") else 3, **interleaved(chunks), **RANK_ORDER,
     }  # fmt: skip
-    run = {
+    if name == "llama-3-405b" and pp > 1:  # 126 layers; embedding and head count as one each
+        plan["layers_per_stage"] = [
+            128 // (pp * chunks) - (stage in (0, pp * chunks - 1)) for stage in range(pp * chunks)
+        ]
+    run: Table = {
         "global_batch_size": batch, "sequence_length": sequence, "gradient_dtype": "fp32",
         "precision": row["precision"][:4].strip("- ").lower(), "fused_accumulation": True,
     }  # fmt: skip
+    if run["precision"] == "fp8" and row["product"] == "Megatron-Bridge":
+        run["fp8_scaling"] = "current"
     node, size = NEMO_NODES[row["system"]]
     return case(
         batch * sequence / (float(row["tokens_per_s_per_gpu"]) * ranks),
-        NEMO_MODELS[row["model"]], nodes_of(ranks, node, size), plan, run,
+        model, nodes_of(ranks, node, size), plan, run,
     )  # fmt: skip
 
 
@@ -158,11 +194,12 @@ def _refuse_nemo(row: Row) -> None:
         "the source prints no throughput": not row["tokens_per_s_per_gpu"],
         "LoRA and fine-tuning are not built": row["kind"] != "pretrain",
         "mixture of experts and hybrid state-space models are not built":
-            model not in NEMO_MODELS and model not in DENSE_MISSING,
+            model not in NEMO_MODELS,
         NO_CONTEXT_PARALLEL: row["cp"] not in ("", "1"),
         "block-scaled fp8 and fp4 (MXFP8, NVFP4) are not built":
             fine in ("MXFP8", "NVFP4", "FP8-MX"),
-        f"{model} is not in the catalogue": model in DENSE_MISSING,
+        "the summary prints this quantisation in parentheses and does not name it":
+            "parenthesised" in row["precision"],
     }  # fmt: skip
     for reason, applies in reasons.items():
         if applies:

@@ -191,9 +191,14 @@ SOURCES = (
         build=sharded.torchtitan_step,
         assumed=(
             "FlashAttention-2 (torch's); gradients reduced in fp32",
-            "the power limit of 500 W and torch.compile are not modelled",
-            "selective checkpointing of torchtitan (every second matrix product again) is taken "
-            "for that of the attention core",
+            "the limit of 500 W in place of 700 W leaves 0.894 of the clock: the cube root, since "
+            "dynamic power goes with f V^2 and V with f; attention and memory are not slowed",
+            "torch.compile makes one kernel of a layer's residual sum and the norm after it and "
+            "finds scales of fp8 as tensors are written; without it a norm is one kernel too",
+            "float8: one scale a tensor, from its own values; weights gathered in bf16 and cast",
+            "selective checkpointing is that by operators (llama3_8b.toml); async TP hides the "
+            "shorter of a collective and its product whole",
+            "a microbatch for each stage (torchtitan's default); two chunks a rank interleaved",
         ),
     ),
     Source(
@@ -215,8 +220,14 @@ SOURCES = (
         label="{product} {container} {system} {precision} {model} on {n_gpus}",
         build=sharded.nemo,
         assumed=(
-            "distributed optimizer (ZeRO-1), or full sharding where the summary has FSDP; no "
-            "recomputation; fp32 gradients",
+            "distributed optimizer (ZeRO-1), whose gathers of weights run beside nothing, or full "
+            "sharding where the summary has FSDP; no recomputation; fp32 gradients",
+            "fp8 scales by earlier steps in NeMo (its default), by a tensor's own values in "
+            "Megatron-Bridge; attention and head in bf16; weights move in bf16, gradients in fp32",
+            "tensor-parallel collectives of layers run beside products (ub_tp_comm_overlap)",
+            "GPT-3 5B and 20B of NeMo-Framework-Launcher, vocabulary padded to 128 x tp, dropout "
+            "0.1; Nemotron-340B rotates all of its heads, not half",
+            "Llama 3.1 405B counts embedding and head as a layer each when stages are cut",
         ),
     ),
     Source(
