@@ -12,6 +12,7 @@ from simulator.describe.model import Model
 from simulator.describe.network import Network
 from simulator.describe.plan import Plan
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
+from simulator.describe.tuning import contradictions
 from simulator.errors import DescriptionError
 from simulator.schedules import schedule_name, size_complaint
 
@@ -95,6 +96,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"{run.precision!r} have no low-precision copy"
         )
     yield from _flows_apart(s)
+    yield from contradictions(model, plan, run)
     peak = cluster.node.device.peak
     if s.precision.matmul not in peak:
         yield (

@@ -9,6 +9,7 @@ import numpy as np
 
 from simulator.budget import require
 from simulator.describe.scenario import Scenario
+from simulator.lower import clipping
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.grid import Grid, to_grid
@@ -20,6 +21,7 @@ from simulator.lower.replicate import replicate
 from simulator.lower.segments import COMPUTE, Segment
 from simulator.lower.sharding import waits
 from simulator.lower.staleness import CLOCK, bound_staleness
+from simulator.lower.trainable import first_trained_stage, without_backward
 from simulator.program import Cost, Flow, Program, Work
 from simulator.schedules import (
     Action,
@@ -38,7 +40,9 @@ def lower(s: Scenario) -> Program:
     """Return the checked Program of a scenario."""
     world = s.plan.world_size
     require(400.0 * world, f"{world:,} ranks", "describe a smaller cluster")
-    grid = _complete_grid(s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks)
+    grid = _complete_grid(
+        s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks, first_trained_stage(s)
+    )
     bodies = stage_bodies(s)
     boundary = s.precision.activation * shapes(s).local_tokens * s.model.hidden_size
     message = Flow("send_recv", float(boundary))
@@ -49,16 +53,22 @@ def lower(s: Scenario) -> Program:
     steps = repeat_steps(replica, s.run.num_steps)
     if s.plan.staleness is not None:
         steps, costs = bound_staleness(steps, costs, s.plan.staleness), (*costs, CLOCK)
+    more = [steps.more]
     if s.plan.shards > 1:
-        steps = replace(steps, more=waits(steps.rank, steps.stream, steps.action, s.plan))
+        more.append(waits(steps.rank, steps.stream, steps.action, s.plan))
+    if s.plan.chunks > 1 and (s.run.clip_grad or s.run.scales_loss):
+        more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
+    steps = replace(steps, more=np.concatenate(more))
     return check(replicate(steps, Mesh.of(s.plan), costs, static))
 
 
 @lru_cache(maxsize=256)
-def _complete_grid(schedule: str, ranks: int, microbatches: int, chunks: int) -> Grid:
+def _complete_grid(
+    schedule: str, ranks: int, microbatches: int, chunks: int, first_trained: int
+) -> Grid:
     """Return a schedule with messages, reductions and updates; plans of a sweep share it."""
-    compute = actions_of(schedule, ranks, microbatches, chunks)
-    return to_grid(add_optimizer(add_reduce_grad(add_send_recv(compute))))
+    actions = add_send_recv(actions_of(schedule, ranks, microbatches, chunks))
+    return to_grid(add_optimizer(add_reduce_grad(without_backward(actions, first_trained))))
 
 
 def lower_schedule(
