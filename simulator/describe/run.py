@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from simulator.describe.fields import Count, Range, validate
+from simulator.describe.fields import Count, Natural, Range, validate
+from simulator.describe.optimizer import OptimizerName
+from simulator.describe.tuning import LORA_TARGETS, run_contradictions
+from simulator.errors import DescriptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +48,6 @@ gradients. Each tensor has one scale; gradients of outputs are in e5m2, all else
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Optimizer:
-    """What one optimizer keeps per parameter and computes with it."""
-
-    states: int
-    """fp32 numbers kept per parameter, the master copy apart."""
-    flops: int
-    """Floating-point operations per parameter of one update."""
-
-
-OPTIMIZERS = {
-    "sgd": Optimizer(states=0, flops=2),
-    "momentum": Optimizer(states=1, flops=4),
-    "adam": Optimizer(states=2, flops=12),
-    "adamw": Optimizer(states=2, flops=14),
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Batch, precision, optimizer, and how much of the run is simulated."""
@@ -80,7 +65,30 @@ class Run:
     """Whether each layer is compiled (torch.compile): the sum of the residual stream and the norm
     that follows it in the layer are one kernel, so that what lies between is not read again; a
     layer that recomputes by operators keeps and computes nothing that backward does not need."""
-    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "adamw"
+    optimizer: OptimizerName = "adamw"
+    """See `describe.optimizer.OPTIMIZERS`."""
+    fused_optimizer: bool = True
+    """Whether an update is one kernel that reads and writes each array once; else each of its
+    element-wise steps is a kernel, as in torch's `foreach` implementations."""
+    clip_grad: bool = False
+    """Whether gradients are scaled down to a global norm: a pass over them, sums of one number over
+    the ranks that hold different ones, and a pass that scales (torch's `clip_grad_norm_`)."""
+    loss_scaling: bool | None = None
+    """Whether gradients are divided by the loss's scale and searched for overflow before the
+    update, in a pass over them and sums of one number (Micikevicius et al., 2018, section 3.2); so
+    with fp16 when absent."""
+    frozen_layers: Natural = 0
+    """The first layers that are not trained, and below them the embedding (with a tied head)."""
+    lora_rank: Count | None = None
+    """Rank of adapters, the only parameters trained (Hu et al., 2021, arXiv 2106.09685)."""
+    lora_targets: tuple[Literal["qkv", "proj", "fc1", "fc2"], ...] = LORA_TARGETS
+    """Products of a layer that have an adapter."""
+    base_weights: Literal["int8", "nf4"] | None = None
+    """In what the matrices of layers lie under adapters; they are copied out before each use. `nf4`
+    as QLoRA (Dettmers et al., 2023, arXiv 2305.14314); in the run's precision when absent."""
+    fake_quantization: bool = False
+    """Quantisation-aware training: weights and inputs of matrix products are rounded and scaled
+    back before each, and gradients pass where nothing was clipped (Jacob et al., 2018)."""
     gradient_dtype: Literal["fp32"] | None = None
     """In what gradients are accumulated and reduced: `fp32` as Megatron-LM's main gradients; that
     of the weights when absent."""
@@ -108,3 +116,16 @@ class Run:
 
     def __post_init__(self) -> None:
         validate(self)
+        problems = list(run_contradictions(self))
+        if problems:
+            raise DescriptionError(problems)
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients are unscaled and searched for overflow."""
+        return self.precision == "fp16" if self.loss_scaling is None else self.loss_scaling
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether every parameter is trained."""
+        return not self.frozen_layers and self.lora_rank is None

@@ -12,6 +12,7 @@ from simulator.describe.model import Model
 from simulator.describe.network import Network
 from simulator.describe.plan import Plan
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
+from simulator.describe.tuning import contradictions
 from simulator.errors import DescriptionError
 from simulator.schedules import schedule_name, size_complaint
 
@@ -110,6 +111,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
         yield (
             f"run.fp8_scaling {run.fp8_scaling!r} is for run.precision 'fp8', not {run.precision!r}"
         )
+    yield from contradictions(model, plan, run)
     peak = cluster.node.device.peak
     if s.precision.fastest not in peak:
         yield (

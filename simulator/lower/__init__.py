@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.budget import require
 from simulator.describe.scenario import Scenario
-from simulator.lower import blocking, sharding
+from simulator.lower import blocking, clipping, sharding
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.grid import Grid, to_grid
@@ -20,6 +20,7 @@ from simulator.lower.pipeline import expand, repeat_steps
 from simulator.lower.replicate import replicate
 from simulator.lower.segments import COMPUTE, Segment
 from simulator.lower.staleness import CLOCK, bound_staleness
+from simulator.lower.trainable import first_trained_stage, without_backward
 from simulator.program import Cost, Flow, Program, Work
 from simulator.schedules import (
     Action,
@@ -38,7 +39,9 @@ def lower(s: Scenario) -> Program:
     """Return the checked Program of a scenario."""
     world = s.plan.world_size
     require(400.0 * world, f"{world:,} ranks", "describe a smaller cluster")
-    grid = _complete_grid(s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks)
+    grid = _complete_grid(
+        s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks, first_trained_stage(s)
+    )
     bodies = stage_bodies(s)
     x, parts = shapes(s), s.plan.tp if s.plan.scatter_gather else 1
     boundary = s.precision.activation * x.local_tokens * s.model.hidden_size / parts
@@ -57,15 +60,19 @@ def lower(s: Scenario) -> Program:
         more.append(blocking.messages(steps, s.plan.chunks))
     if not s.plan.grad_overlap:
         more.append(blocking.gradients(steps))
+    if s.plan.chunks > 1 and (s.run.clip_grad or s.run.scales_loss):
+        more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
     return check(replicate(steps, Mesh.of(s.plan), costs, static))
 
 
 @lru_cache(maxsize=256)
-def _complete_grid(schedule: str, ranks: int, microbatches: int, chunks: int) -> Grid:
+def _complete_grid(
+    schedule: str, ranks: int, microbatches: int, chunks: int, first_trained: int
+) -> Grid:
     """Return a schedule with messages, reductions and updates; plans of a sweep share it."""
-    compute = actions_of(schedule, ranks, microbatches, chunks)
-    return to_grid(add_optimizer(add_reduce_grad(add_send_recv(compute))))
+    actions = add_send_recv(actions_of(schedule, ranks, microbatches, chunks))
+    return to_grid(add_optimizer(add_reduce_grad(without_backward(actions, first_trained))))
 
 
 def lower_schedule(

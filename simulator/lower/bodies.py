@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from simulator.describe.run import OPTIMIZERS
 from simulator.describe.scenario import Scenario
 from simulator.lower import sharding
-from simulator.lower.layers import Block, Blocks, blocks, shapes
-from simulator.lower.operators import FP32, Operator
+from simulator.lower.clipping import before_update
+from simulator.lower.layers import Block, Blocks, shapes
+from simulator.lower.operators import Operator
+from simulator.lower.optimizers import update_work
 from simulator.lower.quantised import fp8_weights, weight_cast
 from simulator.lower.segments import (
     AHEAD,
@@ -36,11 +37,23 @@ from simulator.lower.segments import (
     recomputing,
     segments,
 )
-from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Kernel, Work
+from simulator.lower.trainable import (
+    Stage,
+    Tuning,
+    embedding_weight,
+    shares_embedding,
+    stage_tensors,
+    stages,
+    tuned,
+    weight_bytes,
+)
+from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32
 
-SCOPES = ("alone", "tp", "dp", "tied", "unshard", "reduce", "pp", "one_sided")
-"""Which ranks a joint op joins: none, those along an axis, the tied ends, twice those of a shard
-group, two neighbours, itself.
+SCOPES = (
+    "alone", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline", "pp", "one_sided",
+)  # fmt: skip
+"""Which ranks a joint op joins: none, those along an axis, the tied ends, three times those of a
+shard group, all of a pipeline, two neighbours, itself.
 
 The first ones carry the numbers of their streams.
 """
@@ -165,6 +178,8 @@ def stage_bodies(s: Scenario) -> Bodies:
     """Return the bodies of every stage of a scenario; plans of a sweep that agree share them."""
     key = (
         s.model, shapes(s), s.layers_per_stage, s.run.precision, s.run.optimizer, s.run.detail,
+        Tuning.of(s.run), s.run.frozen_layers, s.run.fused_optimizer, s.run.clip_grad,
+        s.run.scales_loss, s.plan.pp, "bf16" in s.cluster.node.device.peak,
         s.plan.recompute, s.plan.recompute_layers, s.plan.scatter_gather,
         (s.plan.buckets, tuple(_exchange(s, 0.0))) if s.plan.dp > 1 else None,
         sharding.key(s) if s.plan.shards > 1 else None,
@@ -179,19 +194,27 @@ def stage_bodies(s: Scenario) -> Bodies:
 
 
 def _stages(s: Scenario, table: CostTable) -> list[StageBodies]:
-    parts = blocks(s.model, shapes(s))
     first_layer = np.cumsum((0, *s.layers_per_stage))
-    made: dict[tuple[int, bool, bool], StageBodies] = {}
+    made: dict[tuple[Stage, int], StageBodies] = {}
     one_stage = _one_gathering_stage if sharding.is_gathering(s) else _one_stage
     out = []
-    for stage in range(s.plan.num_stages):
-        ends = (stage == 0, stage == s.plan.num_stages - 1)
-        key = (s.layers_per_stage[stage], *ends)
+    for number, stage in enumerate(stages(s)):
+        key = (stage, _params_before(s, number))
         if key not in made:  # layers count from 0 here and are shifted below
-            made[key] = one_stage(s, parts, key, table)
-        shifted = [_shift(b, int(first_layer[stage])) for b in made[key]]
+            made[key] = one_stage(s, *key, table)
+        shifted = [_shift(b, int(first_layer[number])) for b in made[key]]
         out.append(StageBodies(*shifted))
     return out
+
+
+def _params_before(s: Scenario, number: int) -> int:
+    """Return the parameters whose gradients are looked at before a stage's update, or NONE.
+
+    Those of all stages of the rank, before its first one's.
+    """
+    if number >= s.plan.pp or not (s.run.clip_grad or s.run.scales_loss):
+        return NONE
+    return sum(stage_tensors(s, stage).params for stage in stages(s)[number :: s.plan.pp])
 
 
 def _shift(b: Body, layers: int) -> Body:
@@ -199,18 +222,16 @@ def _shift(b: Body, layers: int) -> Body:
     return replace(b, layer=layer)
 
 
-def _one_stage(
-    s: Scenario, parts: Blocks, key: tuple[int, bool, bool], table: CostTable
-) -> StageBodies:
-    _, is_first, is_last = key
+def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> StageBodies:
+    parts = tuned(s)
     forward: list[Segment] = []
     backward: list[Segment] = []
-    for block in _present(parts, is_first, is_last):
-        for layer, (f, b) in _copies(s, block, key):
+    for block in _present(parts.blocks, stage):
+        for layer, (f, b) in _copies(s, block, stage, parts.still):
             forward += [seg._replace(layer=layer) for seg in f]
             backward += [seg._replace(layer=layer) for seg in reversed(b)]
-    forward = _arrival(s, not is_first) + forward
-    backward = _arrival(s, not is_last) + backward[::-1]
+    forward = _arrival(s, not stage.is_first) + forward
+    backward = _arrival(s, not stage.is_last) + backward[::-1]
     buckets = s.plan.buckets if s.plan.dp > 1 else ()
     last = backward
     if s.run.detail == "stage" and not any(segment.beside for segment in backward):
@@ -223,41 +244,41 @@ def _one_stage(
         forward=opening,
         backward=closing if every else plain,
         last=closing,
-        reduce=body(_tied_reduction(s, parts, is_first, is_last), table),
-        optimizer=body(_update(s, parts, key), table),
+        reduce=body(_tied_reduction(s, parts.blocks, stage), table),
+        optimizer=body(_update(s, stage, checked), table),
         first=opening,
     )
 
 
-def _one_gathering_stage(
-    s: Scenario, parts: Blocks, key: tuple[int, bool, bool], table: CostTable
-) -> StageBodies:
+def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> StageBodies:
     """Return the bodies of a stage whose blocks gather their weights (ZeRO's stage 3)."""
-    _, is_first, is_last = key
+    parts = tuned(s)
     chains = sharding.Passes([], [], [], [])  # the backward ones from their ends
-    for block in _present(parts, is_first, is_last):
-        tied = _shares(s, is_first, is_last) and block is parts.head
-        params = block.params - tied * _embedding_weight(parts)
-        stay = sharding.stays(s, block.name, is_first=is_first, is_last=is_last)
+    for block in _present(parts.blocks, stage):
+        tied = shares_embedding(s, stage) and block.name == "head" and s.run.trains_all
+        held = tied * embedding_weight(parts.blocks)  # and gathered for the embedding
+        stay = sharding.stays(s, block.name, is_first=stage.is_first, is_last=stage.is_last)
         made: dict[int, sharding.Passes] = {}
-        for layer, pair in _copies(s, block, key):
+        for layer, pair in _copies(s, block, stage, parts.still):
             if id(pair) not in made:
                 f, b = map(_coarse, pair) if s.run.detail == "stage" else pair
-                made[id(pair)] = sharding.gathering(s, f, b, params, stay)
+                whole = block if b or block.name != "layer" else parts.still
+                size = weight_bytes(s, whole) - held * s.precision.weight
+                made[id(pair)] = sharding.gathering(s, f, b, size, whole.trained - held, stay)
             first, forward, backward, last = made[id(pair)]
             for chain, one in zip(
                 chains, (first, forward, backward[::-1], last[::-1]), strict=True
             ):
                 chain += [segment._replace(layer=layer) for segment in one]
     first, forward, backward, last = chains
-    ahead, behind = _arrival(s, not is_first), _arrival(s, not is_last)
+    ahead, behind = _arrival(s, not stage.is_first), _arrival(s, not stage.is_last)
     opening, between = body(ahead + first, table), body(ahead + forward, table)
     return StageBodies(
         forward=between,
         backward=body(behind + backward[::-1], table),
         last=body(behind + last[::-1], table),
-        reduce=body(_tied_reduction(s, parts, is_first, is_last), table),
-        optimizer=body(_update(s, parts, key), table),
+        reduce=body(_tied_reduction(s, parts.blocks, stage), table),
+        optimizer=body(_update(s, stage, checked), table),
         first=opening,
     )
 
@@ -270,35 +291,32 @@ def _arrival(s: Scenario, receives: bool) -> list[Segment]:
     return [Segment(Flow("all_gather", float(size)), TP)]
 
 
-def _present(parts: Blocks, is_first: bool, is_last: bool) -> list[Block]:
+def _present(parts: Blocks, stage: Stage) -> list[Block]:
     """Return the kinds of block of a stage, in forward order."""
-    present = {"embedding": is_first, "layer": True, "head": is_last}
+    present = {"embedding": stage.is_first, "layer": True, "head": stage.is_last}
     return [b for b in (parts.embedding, parts.layer, parts.head) if present[b.name]]
 
 
-def _shares(s: Scenario, is_first: bool, is_last: bool) -> bool:
-    """Return whether the head shares the embedding of its own stage: it has no gradient then."""
-    return s.model.tie_word_embeddings and is_first and is_last
-
-
 def _copies(
-    s: Scenario, block: Block, key: tuple[int, bool, bool]
+    s: Scenario, block: Block, stage: Stage, still: Block
 ) -> Iterator[tuple[int, tuple[list[Segment], list[Segment]]]]:
     """Yield each layer of a stage that a block makes, and its passes, shared by those alike."""
-    num_layers, is_first, is_last = key
-    shared, limit = _shares(s, is_first, is_last), s.plan.recompute_layers
+    shared, limit = shares_embedding(s, stage), s.plan.recompute_layers
 
-    def passes(recompute: str) -> tuple[list[Segment], list[Segment]]:
+    def passes(recompute: str, block: Block = block) -> tuple[list[Segment], list[Segment]]:
         f, b = _passes(s, block, shared, recompute)
         return f, sharding.holding_gradients(s, b)
 
     if block.name != "layer":
         yield NONE, passes("none")
         return
-    again = passes(s.plan.recompute)
+    again, frozen = passes(s.plan.recompute), passes("none", still)
     kept = again if limit is None else passes("none")
-    for layer in range(num_layers):
-        yield layer, again if limit is None or layer < limit else kept
+    for layer in range(stage.num_layers):
+        if layer < stage.num_frozen:
+            yield layer, frozen
+        else:
+            yield layer, again if limit is None or layer < limit else kept
 
 
 def _coarse(chain: list[Segment]) -> list[Segment]:
@@ -317,17 +335,21 @@ def _exchange(s: Scenario, size: float) -> list[Segment]:
     return [Segment(Flow(name, size, servers=servers), DP) for name in names]
 
 
-def _update(s: Scenario, parts: Blocks, key: tuple[int, bool, bool]) -> list[Segment]:
+def _update(s: Scenario, stage: Stage, checked: int) -> list[Segment]:
     """Return the optimizer step of a stage's parameters; each rank updates its shard of them.
 
+    Before it, where gradients of so many parameters are `checked`, comes what looks at them.
     Weights in fp8 that are held in full are cast then, for all microbatches of the next step.
     """
-    params = stage_params(s, parts, *key)
-    work = optimizer_work(s, -(-params // s.plan.shards))
-    cast = key[0] * fp8_weights(parts.layer.operators)
-    if cast and not sharding.is_gathering(s):
-        work = replace(work, kernels=(*work.kernels, weight_cast(shapes(s).elements, cast)))
-    return sharding.updated(s, work, params)
+    rows = [] if checked == NONE else before_update(s, checked)
+    trained = stage_tensors(s, stage)
+    if trained.params:
+        work = update_work(s, trained)
+        cast = stage.num_layers * fp8_weights(tuned(s).blocks.layer.operators)
+        if cast and not sharding.is_gathering(s):
+            work = replace(work, kernels=(*work.kernels, weight_cast(shapes(s).elements, cast)))
+        rows += sharding.updated(s, work, trained.params)
+    return rows
 
 
 def _passes(
@@ -337,7 +359,7 @@ def _passes(
     detail, size = s.run.detail, s.precision.gradient
 
     def gradient(_index: int, o: Operator) -> float:
-        return 0.0 if shared and o.name == "head" else float(o.params * size)
+        return 0.0 if shared and o.name == "head" else float(o.trained * size)
 
     def everything(_index: int, o: Operator) -> float:
         return o.kept_bytes
@@ -366,45 +388,10 @@ def _passes(
     return forward, backward(after) + once_more + backward(core) + backward(before)
 
 
-def stage_params(s: Scenario, parts: Blocks, num_layers: int, is_first: bool, is_last: bool) -> int:
-    """Return the parameters that one rank of a stage holds; a tied head shares the embedding."""
-    params = num_layers * parts.layer.params
-    if is_first:
-        params += parts.embedding.params
-    if is_last:
-        params += parts.head.params
-        if s.model.tie_word_embeddings and is_first:
-            params -= _embedding_weight(parts)
-    return params
-
-
-def _embedding_weight(parts: Blocks) -> int:
-    """Return the parameters of the matrix that a tied embedding and head share."""
-    return next(o.params for o in parts.head.operators if o.name == "head")
-
-
-def _tied_reduction(s: Scenario, parts: Blocks, is_first: bool, is_last: bool) -> Sequence[Segment]:
+def _tied_reduction(s: Scenario, parts: Blocks, stage: Stage) -> Sequence[Segment]:
     """Sum the gradients of the tied embedding over the first and the last stage."""
-    if not s.model.tie_word_embeddings or s.plan.pp == 1 or not (is_first or is_last):
+    ends = stage.is_first or stage.is_last
+    if not (s.model.tie_word_embeddings and ends and s.run.trains_all) or s.plan.pp == 1:
         return ()
-    size = _embedding_weight(parts) * s.precision.gradient / s.plan.shards  # of their own shards
+    size = embedding_weight(parts) * s.precision.gradient / s.plan.shards  # of their own shards
     return (Segment(Flow("all_reduce", size), TIED),)
-
-
-@lru_cache(maxsize=1024)
-def _optimizer_work(params: int, optimizer: str, weight: int, gradient: int, master: int) -> Work:
-    rule = OPTIMIZERS[optimizer]
-    state = FP32 * rule.states + (master or weight)
-    moved = gradient + 2 * state + (weight if master else 0)
-    kernel = Kernel(optimizer, float(rule.flops * params), float(moved * params), "fp32")
-    return Work("OPT", (kernel,))
-
-
-def optimizer_work(s: Scenario, params: int) -> Work:
-    """Return the update of `params` parameters by one fused kernel.
-
-    It reads the gradient, reads and writes the fp32 weight and the states, and writes the
-    low-precision weight where there is one.
-    """
-    held = sharding.held_bytes(s)
-    return _optimizer_work(params, s.run.optimizer, held.weight, held.gradient, held.master)

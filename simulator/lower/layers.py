@@ -62,6 +62,11 @@ class Block:
         return sum(o.params for o in self.operators)
 
     @property
+    def trained(self) -> int:
+        """Parameters of one rank that are trained."""
+        return sum(o.trained for o in self.operators)
+
+    @property
     def kept_bytes(self) -> float:
         """Activations of one microbatch that one rank keeps for backward."""
         return sum(o.kept_bytes for o in self.operators)

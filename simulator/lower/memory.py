@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.describe.run import OPTIMIZERS
+from simulator.describe.optimizer import OPTIMIZERS
 from simulator.describe.scenario import Scenario
-from simulator.lower.bodies import stage_params
-from simulator.lower.layers import blocks, shapes
-from simulator.lower.operators import FP32
+from simulator.lower.layers import shapes
+from simulator.lower.optimizers import saved_state_bytes
 from simulator.lower.quantised import fp8_weights
 from simulator.lower.sharding import held_bytes, is_gathering
+from simulator.lower.trainable import (
+    spared_weight_bytes,
+    stage_params,
+    stage_tensors,
+    stages,
+    tuned,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +54,11 @@ def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
     | 3 (FSDP: the shard is the master) | 4/d    | 4/d      | 8/d       |
     | 3 with low_precision_shard        | 2/d    | 4/d      | 12/d      |
 
-    Padding of shards to equal lengths is left out.
+    What is not trained has a weight only. Matrices of Adafactor and Muon have less than a lone
+    parameter, whose states count here. Padding of shards to equal lengths is left out.
     """
     held = held_bytes(s)
-    parts = (held.weight, held.gradient, held.master + FP32 * OPTIMIZERS[s.run.optimizer].states)
+    parts = (held.weight, held.gradient, held.master + OPTIMIZERS[s.run.optimizer].state_bytes)
     divided_from = (3, 2, 1)  # the stages of ZeRO
     if s.plan.shards == 1:
         return parts
@@ -68,19 +75,22 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
     A tied embedding lies on the first and on the last stage, as Megatron-LM keeps it. Weights
     in fp8 are copies beside the bf16 ones, and transposed copies up to Hopper.
     """
-    parts = blocks(s.model, shapes(s))
     weight, gradient, optimizer = bytes_per_parameter(s)
     copies = 1 + shapes(s).elements.transposed  # of a byte each
     out = []
-    for stage, layers in enumerate(s.layers_per_stage):
-        params = stage_params(s, parts, layers, stage == 0, stage == s.plan.num_stages - 1)
-        low = 0 if is_gathering(s) else layers * fp8_weights(parts.layer.operators)
+    layer = tuned(s).blocks.layer.operators
+    for stage in stages(s):
+        params, trained = stage_params(s, stage), stage_tensors(s, stage)
+        still = s.precision.weight * (params - trained.params) - spared_weight_bytes(s, stage)
+        still /= s.plan.shards if s.plan.zero == 3 else 1  # not trained, and as it computes
+        low = 0 if is_gathering(s) else stage.num_layers * fp8_weights(layer)
+        states = optimizer * trained.params - saved_state_bytes(s.run.optimizer, trained)
         out.append(
             StaticMemory(
                 params=params,
-                weights=float(weight * params + copies * low),
-                gradients=float(gradient * params),
-                optimizer=float(optimizer * params),
+                weights=float(weight * trained.params + still + copies * low),
+                gradients=float(gradient * trained.params),
+                optimizer=float(states),
             )
         )
     return out

@@ -52,8 +52,19 @@ class Operator:
     """With recomputation by operators: what backward runs before its own parts."""
     params: int = 0
     """Parameters held by this rank."""
+    matrices: tuple[tuple[int, int], ...] = ()
+    """Rows and columns of the matrices among those that are trained."""
+    frozen: int = 0
+    """Parameters that are not trained."""
+    quantized: int = 0
+    """Of them those that lie in `run.base_weights`."""
     model_flops: float = 0.0
     """Forward matrix FLOPs by the MFU convention: attention counted in full, causal or not."""
+
+    @property
+    def trained(self) -> int:
+        """Parameters that are trained."""
+        return self.params - self.frozen
 
     @property
     def backward(self) -> tuple[Part, ...]:
@@ -110,6 +121,7 @@ def linear(
         weight_grad=weight_grad,
         kept_bytes=e.activation * tokens * inputs,
         params=inputs * outputs + (outputs if bias else 0),
+        matrices=((inputs, outputs),),
         model_flops=2.0 * tokens * inputs * outputs,
     )
 
@@ -314,6 +326,7 @@ def embedding(
         weight_grad=(Kernel("embedding wgrad", float(size), float(grad), "fp32"),),
         kept_bytes=float(mask),
         params=(vocab + positions) * hidden,
+        matrices=((vocab, hidden), *([(positions, hidden)] if positions else [])),
     )
 
 

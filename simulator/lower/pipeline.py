@@ -25,7 +25,7 @@ from simulator.lower.grid import (
     SEND_F,
     Grid,
 )
-from simulator.lower.segments import DP, REDUCE, TIED
+from simulator.lower.segments import DP, PIPELINE, REDUCE, TIED
 from simulator.program import ACTION_CODE, NONE, Int16, Int32, Int64, ranges
 
 PP = SCOPES.index("pp")
@@ -172,23 +172,35 @@ def _entries(grid: Grid, exits: Int64, first: Int64, stream: Int32) -> Int64:
 def _joints(
     grid: Grid, action: Int64, scope: npt.NDArray[np.int8]
 ) -> tuple[Int32, npt.NDArray[np.int8], Int32]:
-    """Number the joint ops of the replica: messages, the tied reduction, then all others.
+    """Number the joint ops of the replica: messages, the tied reduction, others, those of all.
 
     Returns the number of each op, and the scope and the pipeline ranks of each joint op.
     """
     numbers, ranks = grid.messages
     tied = np.flatnonzero(scope == TIED)
-    others = np.flatnonzero((scope > 0) & (scope != TIED) & (scope != PP))
+    others = np.flatnonzero((scope > 0) & ~np.isin(scope, (TIED, PIPELINE, PP)))
     joint = numbers[action].astype(np.int32)
     joint[tied] = len(ranks)
     base = len(ranks) + (len(tied) > 0)
     joint[others] = base + np.arange(len(others))
+    # the first op of the whole pipeline on each rank meets the first ones of the others, and so on
+    whole = np.flatnonzero(scope == PIPELINE)
+    by_rank = grid.rank[action[whole]]
+    turn = np.arange(len(whole)) - np.searchsorted(by_rank, by_rank)
+    joint[whole] = base + len(others) + turn
+    meetings = int(turn.max(initial=-1)) + 1
     joint_scope = np.concatenate(
-        [np.full(len(ranks), PP), np.full(base - len(ranks), TIED), scope[others]]
+        [
+            np.full(len(ranks), PP),
+            np.full(base - len(ranks), TIED),
+            scope[others],
+            np.full(meetings, PIPELINE),
+        ]
     )
     ends = np.array([[grid.home[0], grid.home[-1]]], np.int32)[: base - len(ranks)]
     own = grid.rank[action[others]]
-    all_ranks = np.concatenate([ranks, ends, np.stack([own, own], axis=1)])
+    span = np.array([[0, grid.num_ranks - 1]] * meetings, np.int32).reshape(-1, 2)
+    all_ranks = np.concatenate([ranks, ends, np.stack([own, own], axis=1), span])
     return joint, joint_scope.astype(np.int8), all_ranks.astype(np.int32)
 
 

@@ -20,7 +20,8 @@ make a whole.
 
 PARTITION = {
     "alone": ALONE, "tp": ALONG_TP, "dp": ALONG_DP, "tied": ALONE, "unshard": ALONG_SHARD,
-    "reduce": ALONG_SHARD, "pp": ALONE, "one_sided": ALONE,
+    "reduce": ALONG_SHARD, "shards": ALONG_SHARD, "pipeline": ALONE, "pp": ALONE,
+    "one_sided": ALONE,
 }  # fmt: skip
 """Which replicas meet in a joint op, by its scope."""
 
@@ -106,6 +107,8 @@ def _groups(one: Template, mesh: Mesh, ranks: Int64) -> tuple[Int32, Groups]:
             sets = cube[pairs[:, 0]].transpose(0, 2, 3, 1).reshape(-1, mesh.dp // mesh.shards)
         elif PARTITION[scope] == ALONG_SHARD:
             sets = cube[pairs[:, 0]].transpose(0, 1, 3, 2).reshape(-1, mesh.shards)
+        elif scope == "pipeline":
+            sets = ranks.T
         elif scope == "one_sided":
             sets = _each_first(cube[pairs[:, 0]].reshape(-1, mesh.dp, mesh.tp))
         else:

@@ -15,10 +15,10 @@ from simulator.lower.layers import Block
 from simulator.lower.operators import Beside, Operator, Part
 from simulator.program import NONE, Cost, Flow, Kernel, Work
 
-COMPUTE, TP, DP, TIED, UNSHARD, REDUCE = range(6)
+COMPUTE, TP, DP, TIED, UNSHARD, REDUCE, SHARDS, PIPELINE = range(8)
 """Codes of the streams that every program has; those of sends and receives follow."""
 
-STREAMS = ("compute", "tp", "dp", "tied", "unshard", "reduce")
+STREAMS = ("compute", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline")
 
 CHAIN, BRANCH, AHEAD = range(3)
 """Where an op stands in its body: after the chain's op before it and before the next one; after the

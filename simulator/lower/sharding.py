@@ -102,6 +102,7 @@ def stays(s: Scenario, block: str, *, is_first: bool, is_last: bool) -> int:
     """
     turns = _turns_around(s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks)
     shared = s.model.tie_word_embeddings and is_first and is_last and block == "embedding"
+    shared = shared and s.run.trains_all  # frozen, it is gathered with the head again
     if shared or not s.plan.reshard_after_forward:
         return BY_MICROBATCH if turns and s.plan.pp == 1 else BY_STEP
     return BY_MICROBATCH if block == "head" and turns else BY_USE
@@ -131,24 +132,33 @@ def holding_gradients(s: Scenario, chain: list[Segment]) -> list[Segment]:
 
 
 def gathering(
-    s: Scenario, forward: list[Segment], backward: list[Segment], params: int, stay: int
+    s: Scenario,
+    forward: list[Segment],
+    backward: list[Segment],
+    size: float,
+    trained: int,
+    stay: int,
 ) -> Passes:
     """Return the passes of a block under stage 3.
 
     Args:
         s: the scenario.
         forward: segments of its forward.
-        backward: those of its backward.
-        params: parameters that are gathered, and whose gradients are reduced.
+        backward: those of its backward; none where it is frozen.
+        size: bytes of the weights that are gathered.
+        trained: parameters whose gradients are reduced.
         stay: one of `BY_USE`, `BY_MICROBATCH`, `BY_STEP`.
 
     Gradients are as long as weights until their reduce-scatter copies them in its own precision.
     """
     p = s.precision
-    size, reduced = float(p.weight * params), float(p.gradient * params)
+    full, reduced = float(p.weight * trained), float(p.gradient * trained)
     gather = Segment(Flow("all_gather", size, alloc_bytes=size), UNSHARD, place=AHEAD)
-    summed = exchange(s, reduced, alloc=reduced - size)
-    backward = _on_work(backward, 0, alloc=size)
+    if not backward:
+        chain = [gather, *_on_work(forward, -1, free=size)]
+        return Passes(first=chain, forward=chain, backward=[], last=[])
+    summed = exchange(s, reduced, alloc=reduced - full) if trained else []
+    backward = _on_work(backward, 0, alloc=full)
 
     def one(chain: list[Segment], gathers: bool, frees: bool) -> list[Segment]:
         chain = _on_work(chain, -1, free=size) if frees else chain

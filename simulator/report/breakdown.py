@@ -80,7 +80,9 @@ def stream_category(stream: str) -> str:
     return _CATEGORY_OF_WORD.get(word, word)
 
 
-_CATEGORY_OF_WORD = {"send": "pp", "recv": "pp", "unshard": "dp", "reduce": "dp"}
+_CATEGORY_OF_WORD = {
+    "send": "pp", "recv": "pp", "pipeline": "pp", "unshard": "dp", "reduce": "dp", "shards": "dp",
+}  # fmt: skip
 """Categories of streams that have another name."""
 
 

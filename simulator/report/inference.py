@@ -11,8 +11,8 @@ from typing import Any
 
 from simulator.describe.model import Model
 from simulator.describe.scenario import Scenario
-from simulator.lower.bodies import stage_params
 from simulator.lower.layers import blocks, shapes
+from simulator.lower.trainable import embedding_weight
 from simulator.report.text import table
 from simulator.units import format_bytes
 
@@ -90,7 +90,10 @@ def kv_cache_bytes_per_token(model: Model, tp: int = 1) -> int:
 def weight_bytes(s: Scenario, how: Quantised | None = None) -> float:
     """Return the bytes of the whole model's weights on each of the plan's tp GPUs."""
     model, layers = s.model, s.model.num_hidden_layers
-    params = stage_params(s, blocks(model, shapes(s)), layers, True, True)
+    parts = blocks(model, shapes(s))
+    params = parts.embedding.params + layers * parts.layer.params + parts.head.params
+    if model.tie_word_embeddings:
+        params -= embedding_weight(parts)
     if how is None:
         return float(HALF * params)
     products = _products(model, s.plan.tp)

@@ -12,11 +12,12 @@ from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.hardware.compute import BOUNDS, work_seconds
 from simulator.hardware.placement import spans
-from simulator.lower.layers import model_flops_per_token, recomputed_flops_per_token
 from simulator.lower.sharding import is_gathering
+from simulator.lower.trainable import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
 from simulator.report.sharding import sharding_assumptions
+from simulator.report.training import training_assumptions
 from simulator.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -199,6 +200,7 @@ def assumptions(s: Scenario) -> list[str]:
         "kernels skip half of it",
         "memory leaves out gradients of activations, temporary workspaces, communication buffers, "
         "the allocator's fragmentation and the CUDA context",
+        *training_assumptions(s),
     ]
     out += _low_precision(s) + _saved_operators(s)
     if s.cluster.world_size > 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.describe.scenario import Scenario
-from simulator.lower.layers import num_parameters
+from simulator.lower.trainable import parameters
 from simulator.program import ACTIONS, NONE
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
 from simulator.report.sharding import (
@@ -19,6 +19,7 @@ from simulator.report.sharding import (
     sharding_name,
 )
 from simulator.report.summary import OWNERS, Summary, assumptions
+from simulator.report.training import training_name
 from simulator.units import (
     TICKS_PER_SECOND,
     format_bytes,
@@ -73,9 +74,11 @@ def _headline(s: Scenario) -> list[str]:
     plural = "s" if cluster.num_nodes > 1 else ""
     chunks = f" x {plan.chunks} chunks" if plan.chunks > 1 else ""
     sharding = f", {sharding_name(plan)}" if plan.shards > 1 else ""
+    held = parameters(s)
+    trained = f", {format_count(held.trained)} of them trained" * (not run.trains_all)
     return [
         s.name,
-        f"  model       {s.model.name}, {format_count(num_parameters(s.model))} parameters",
+        f"  model       {s.model.name}, {format_count(held.total)} parameters{trained}",
         f"  cluster     {cluster.world_size} x {cluster.node.device.name} in {cluster.num_nodes} "
         f"node{plural} {cluster.node.name}{used}",
         f"  plan        dp {plan.dp} x tp {plan.tp} x pp {plan.pp}{chunks}, {plan.schedule}, "
@@ -83,7 +86,7 @@ def _headline(s: Scenario) -> list[str]:
         + ("" if plan.placement == "block" else f", placement {plan.placement_name}")
         + sharding,
         f"  run         global batch {run.global_batch_size} x {run.sequence_length} tokens, "
-        f"{run.precision}, {run.optimizer}, {run.attention} attention",
+        f"{run.precision}, {run.optimizer}, {run.attention} attention{training_name(run)}",
         "",
     ]  # fmt: skip
 
@@ -222,6 +225,7 @@ def result_dict(result: Result) -> dict[str, Any]:
     out: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
     if result.scenario is not None:
         out["scenario"] = dataclasses.asdict(result.scenario)
+        out["parameters"] = parameters(result.scenario)._asdict()
         out["summary"] = {**dataclasses.asdict(result.summary), "fits": result.summary.fits}
         out["assumptions"] = assumptions(result.scenario)
     else:

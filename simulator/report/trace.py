@@ -40,7 +40,9 @@ MANY_RANKS = 64
 SUFFIXES = (".json", ".json.gz")
 """How the name of a trace ends."""
 
-_ORDER = ("compute", "tp", "unshard", "reduce", "dp", "tied", "send", "recv")
+_ORDER = (
+    "compute", "tp", "unshard", "reduce", "dp", "tied", "shards", "pipeline", "send", "recv",
+)  # fmt: skip
 """Tracks of a rank from top to bottom, by the first word of their stream."""
 
 _MESSAGES = {

@@ -1,0 +1,78 @@
+"""What comes between the last gradient and the update: unscaling, the global norm, clipping.
+
+A global norm is a collective: each rank sums the squares of the gradients that it holds, and one
+fp32 number is summed over the axes along which ranks hold different ones: tp, shards of ZeRO, the
+pipeline, one after the other (as torchtitan's `clip_grad_norm_`). So is the question whether any
+gradient has overflowed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.describe.scenario import Scenario
+from simulator.lower.operators import FP32
+from simulator.lower.segments import (
+    COMPUTE,
+    DP,
+    PIPELINE,
+    REDUCE,
+    SHARDS,
+    TIED,
+    TP,
+    Segment,
+)
+from simulator.lower.sharding import held_bytes
+from simulator.program import ACTION_CODE, NONE, Flow, Int8, Int16, Int32, Kernel, Work
+
+
+def before_update(s: Scenario, params: int) -> list[Segment]:
+    """Return the passes over the gradients of all that a rank trains, before its first update.
+
+    Unscaling reads and writes each gradient, the norm reads them, clipping reads and writes them
+    again: torch clips whether or not the norm is too large, without asking the device.
+    """
+    count = -(-params // s.plan.shards)
+    size = float(held_bytes(s).gradient * count)
+
+    def kernel(name: str, times: int, flops: int) -> list[Segment]:
+        if not count:
+            return []
+        return [Segment(Work(name, (Kernel(name, float(flops * count), times * size, "fp32"),)),
+                        COMPUTE)]  # fmt: skip
+
+    rows = []
+    if s.run.scales_loss:
+        rows += [*kernel("unscale gradients", 2, 2), *_sums(s)]
+    if s.run.clip_grad:
+        rows += [*kernel("gradient norm", 1, 2), *_sums(s), *kernel("clip gradients", 2, 1)]
+    return rows
+
+
+def _sums(s: Scenario) -> list[Segment]:
+    """Return the all-reduces of one fp32 number over the ranks that hold different gradients."""
+    degrees = ((TP, s.plan.tp), (SHARDS, s.plan.shards), (PIPELINE, s.plan.pp))
+    number = Flow("all_reduce", float(FP32))
+    return [Segment(number, stream) for stream, degree in degrees if degree > 1]
+
+
+def waits(rank: Int32, stream: Int16, action: Int8, step: Int32) -> Int32:
+    """Return (pairs, 2): the first op after a rank's last backward, and what it waits for.
+
+    A rank of several stages needs the gradients of all of them, summed over dp and tied ends; of
+    those of one stage its first update knows already.
+    """
+    lane = step.astype(np.int64) * (int(rank.max(initial=0)) + 1) + rank
+    lanes = int(lane.max(initial=0)) + 1
+    updates = np.flatnonzero(action == ACTION_CODE["OPT"])[::-1]
+    first = np.full(lanes, NONE, np.int64)
+    first[lane[updates]] = updates
+    pairs = []
+    for sums in (DP, REDUCE, TIED):
+        rows = np.flatnonzero(stream == sums)
+        last = np.full(lanes, NONE, np.int64)
+        last[lane[rows]] = rows
+        pairs.append(np.stack([first, last], axis=1))
+    found = np.concatenate(pairs)
+    chosen: Int32 = found[(found != NONE).all(axis=1)].astype(np.int32)
+    return chosen

@@ -1,0 +1,335 @@
+"""Which parameters are trained: frozen layers, adapters, and what both spare and add.
+
+A frozen parameter has no gradient, no master copy and no optimizer state. Backward goes down to the
+first layer that is trained, whose input's gradient it still computes, and no further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+from simulator.describe.model import Model
+from simulator.describe.run import Run
+from simulator.describe.scenario import Scenario
+from simulator.lower import layers
+from simulator.lower import operators as op
+from simulator.lower.layers import Block, Blocks, Shapes
+from simulator.lower.operators import Operator
+from simulator.lower.quantization import fake_quantized
+from simulator.lower.tensors import Tensors, tensors_of
+from simulator.program import Kernel
+from simulator.schedules import Actions
+
+STORED = {"int8": 1.0, "nf4": 0.5 + 0.127 / 8}
+"""Bytes a weight as it lies in memory: one, scales of rows left out (Dettmers et al., 2022, arXiv
+2208.07339); four bits and doubly quantised scales of 0.127 bits (QLoRA, section 3)."""
+
+
+class Tuning(NamedTuple):
+    """What of a run decides which parameters are trained, and in what products compute."""
+
+    embedding_frozen: bool
+    lora_rank: int | None
+    lora_targets: tuple[str, ...]
+    base_weights: str | None
+    fake_quantization: bool
+
+    @classmethod
+    def of(cls, run: Run) -> Tuning:
+        """Return the tuning of a run."""
+        return cls(
+            not run.trains_all, run.lora_rank, run.lora_targets, run.base_weights,
+            run.fake_quantization,
+        )  # fmt: skip
+
+
+class Tuned(NamedTuple):
+    """Blocks of a scenario: layers as they are trained, and as they are where they are frozen."""
+
+    blocks: Blocks
+    still: Block
+
+
+def tuned(s: Scenario) -> Tuned:
+    """Return the blocks of a scenario as one rank of a tensor-parallel group computes them."""
+    return _tuned(s.model, layers.shapes(s), Tuning.of(s.run))
+
+
+@lru_cache(maxsize=256)
+def _tuned(model: Model, x: Shapes, tuning: Tuning) -> Tuned:
+    parts, e = layers.blocks(model, x), x.elements
+    embedding, layer, head = parts.embedding, parts.layer, parts.head
+    if tuning.fake_quantization:
+        layer, head = (_each(b, partial(_rounded, e=e)) for b in (layer, head))
+    still = layer
+    if tuning.lora_rank is not None:
+        alone = tuning._replace(lora_targets=())
+        still = _each(layer, partial(_adapted, e=e, tuning=alone))
+        layer = _each(layer, partial(_adapted, e=e, tuning=tuning))
+        head = _each(head, partial(_weight_frozen, e=e))
+    elif tuning.embedding_frozen and model.tie_word_embeddings:
+        head = _each(head, lambda o: _weight_frozen(o, e) if _is_product(o) else o)
+    if tuning.embedding_frozen:
+        embedding = _frozen(embedding)
+    return Tuned(Blocks(embedding=embedding, layer=layer, head=head), _frozen(still))
+
+
+def _each(block: Block, change: Callable[[Operator], Operator]) -> Block:
+    return replace(block, operators=tuple(change(o) for o in block.operators))
+
+
+def _is_product(o: Operator) -> bool:
+    """Return whether an operator multiplies with a weight."""
+    return bool(o.matrices) and bool(o.input_grad)
+
+
+def _rounded(o: Operator, e: op.Elements) -> Operator:
+    return fake_quantized(o, e) if _is_product(o) else o
+
+
+def _frozen(block: Block) -> Block:
+    """Return a block that computes forward only and keeps nothing."""
+
+    def one(o: Operator) -> Operator:
+        inner = None if o.core_input_bytes is None else 0.0
+        return replace(
+            o, input_grad=(), weight_grad=(), kept_bytes=0.0, core_input_bytes=inner, matrices=(),
+            frozen=o.params,
+        )  # fmt: skip
+
+    return _each(block, one)
+
+
+def _sides(o: Operator) -> tuple[int, int, int]:
+    """Return the tokens, inputs and outputs of a product."""
+    matmuls = (part.matmul for part in o.forward if isinstance(part, Kernel) and part.matmul)
+    _, tokens, outputs, inputs = next(matmuls)
+    return tokens, inputs, outputs
+
+
+def _weight_frozen(o: Operator, e: op.Elements) -> Operator:
+    """Return an operator that passes gradients on to its input only.
+
+    A product keeps its input for its weight's gradient alone; other operators need what they keep.
+    """
+    if not o.params:
+        return o
+    kept = o.kept_bytes
+    if _is_product(o):
+        tokens, inputs, _ = _sides(o)
+        kept -= e.activation * tokens * inputs
+    return replace(o, weight_grad=(), kept_bytes=kept, matrices=(), frozen=o.params)
+
+
+def _adapted(o: Operator, e: op.Elements, tuning: Tuning) -> Operator:
+    """Return an operator of a layer under adapters.
+
+    y = x W + (x A) B, with A of inputs x rank and B of rank x outputs (Hu et al., 2021, section
+    4.1), in kernels of their own, as PEFT computes it; the dropout of x is left out. Kept are x for
+    A's gradient and x A for B's. A quantised W is copied out before each product (as bitsandbytes'
+    `MatMul4Bit`), and again in backward.
+    """
+    base = _weight_frozen(o, e)
+    if not _is_product(o):
+        return base
+    if tuning.base_weights:
+        base = _copied_out(base, o.matrices[0], e, STORED[tuning.base_weights])
+    if o.name not in tuning.lora_targets:
+        return base
+    rank, (tokens, inputs, outputs) = tuning.lora_rank, _sides(o)
+    assert rank is not None
+    down = op.linear(f"{o.name} A", e, tokens=tokens, inputs=inputs, outputs=rank, bias=False)
+    up = op.linear(f"{o.name} B", e, tokens=tokens, inputs=rank, outputs=outputs, bias=False)
+    return replace(
+        base,
+        forward=(*base.forward, *down.forward, *up.forward, _sum(o.name, e, tokens * outputs)),
+        input_grad=(
+            *base.input_grad, *up.input_grad, *down.input_grad,
+            _sum(f"{o.name} dgrad", e, tokens * inputs),
+        ),
+        weight_grad=up.weight_grad + down.weight_grad,
+        kept_bytes=down.kept_bytes + up.kept_bytes,
+        params=o.params + down.params + up.params,
+        matrices=down.matrices + up.matrices,
+        model_flops=o.model_flops + down.model_flops + up.model_flops,
+    )  # fmt: skip
+
+
+def _sum(name: str, e: op.Elements, size: int) -> Kernel:
+    """Return the kernel that adds what an adapter gives: two arrays read, one written."""
+    return Kernel(f"{name} adapter sum", float(size), 3.0 * e.activation * size, "fp32")
+
+
+def _copied_out(o: Operator, shape: tuple[int, int], e: op.Elements, stored: float) -> Operator:
+    """Return a product whose weight is copied out of fewer bytes before each use."""
+    size = shape[0] * shape[1]
+    copy = Kernel(f"{o.name} dequantise", float(size), (stored + e.weight) * size, "fp32")
+    return replace(
+        o, forward=(copy, *o.forward), input_grad=(copy, *o.input_grad), quantized=size
+    )  # fmt: skip
+
+
+class Stage(NamedTuple):
+    """What a stage holds."""
+
+    num_layers: int
+    is_first: bool
+    is_last: bool
+    num_frozen: int
+    """Layers, its first ones, that are not trained."""
+
+
+def stages(s: Scenario) -> tuple[Stage, ...]:
+    """Return what each stage holds."""
+    out, left, last = [], s.run.frozen_layers, s.plan.num_stages - 1
+    for number, count in enumerate(s.layers_per_stage):
+        out.append(Stage(count, number == 0, number == last, min(left, count)))
+        left -= out[-1].num_frozen
+    return tuple(out)
+
+
+def first_trained_stage(s: Scenario) -> int:
+    """Return the first stage that trains something: those before it have no backward."""
+    every = stages(s)
+    return next((i for i, x in enumerate(every) if x.num_frozen < x.num_layers), len(every) - 1)
+
+
+def without_backward(actions: Actions, stages: int) -> Actions:
+    """Return complete action lists without the backward of the first `stages`.
+
+    Nothing in those is trained: the stage after them sends no gradient back.
+    """
+    if not stages:
+        return actions
+    passes = ("B", "I", "W", "RECV_B")
+    return tuple(
+        tuple(
+            a
+            for a in row
+            if not (
+                (a.kind in passes and a.stage < stages)
+                or (a.kind == "SEND_B" and a.stage <= stages)
+            )
+        )
+        for row in actions
+    )
+
+
+def shares_embedding(s: Scenario, stage: Stage) -> bool:
+    """Return whether the head shares the embedding of its own stage: it has no gradient then."""
+    return s.model.tie_word_embeddings and stage.is_first and stage.is_last
+
+
+def _held(parts: Tuned, stage: Stage) -> list[tuple[Block, int]]:
+    """Return the kinds of block of a stage, and how many of each there are."""
+    return [
+        (parts.blocks.embedding, int(stage.is_first)),
+        (parts.still, stage.num_frozen),
+        (parts.blocks.layer, stage.num_layers - stage.num_frozen),
+        (parts.blocks.head, int(stage.is_last)),
+    ]
+
+
+def embedding_weight(parts: Blocks) -> int:
+    """Return the parameters of the matrix that a tied embedding and head share."""
+    return next(o.params for o in parts.head.operators if o.name == "head")
+
+
+def stage_params(s: Scenario, stage: Stage) -> int:
+    """Return the parameters that one rank of a stage holds; a tied head shares the embedding."""
+    parts = tuned(s)
+    params = sum(count * block.params for block, count in _held(parts, stage))
+    return params - shares_embedding(s, stage) * embedding_weight(parts.blocks)
+
+
+def stage_tensors(s: Scenario, stage: Stage) -> Tensors:
+    """Return what one rank of a stage trains."""
+    held = [(block, count) for block, count in _held(tuned(s), stage) if count]
+    return tensors_of(held, shares_embedding(s, stage))
+
+
+def spared_weight_bytes(s: Scenario, stage: Stage) -> float:
+    """Return how much less the weights of a stage take for lying in `run.base_weights`."""
+    return sum(count * _spared_bytes(s, block) for block, count in _held(tuned(s), stage))
+
+
+def _spared_bytes(s: Scenario, block: Block) -> float:
+    if s.run.base_weights is None:
+        return 0.0
+    spared = s.precision.weight - STORED[s.run.base_weights]
+    return sum(o.quantized for o in block.operators) * spared
+
+
+def weight_bytes(s: Scenario, block: Block) -> float:
+    """Return what the weights of a block take where they compute, some in `run.base_weights`."""
+    return s.precision.weight * block.params - _spared_bytes(s, block)
+
+
+def _whole(s: Scenario) -> Tuned:
+    """Return the blocks that one rank alone would compute, of one sample."""
+    x = replace(
+        layers.shapes(s), microbatch_size=1, tp=1, sequence_parallel=False, tp_overlap="none"
+    )
+    return _tuned(s.model, x, Tuning.of(s.run))
+
+
+class Counts(NamedTuple):
+    """Parameters of a whole model, adapters with them."""
+
+    total: int
+    trained: int
+
+
+def parameters(s: Scenario) -> Counts:
+    """Return the parameters of a scenario's model, and those that are trained."""
+    total = layers.num_parameters(s.model)
+    if s.run.trains_all:
+        return Counts(total, total)
+    parts, still = _whole(s), s.run.frozen_layers
+    trained = s.model.num_hidden_layers - still
+    adapters = trained * (parts.blocks.layer.params - parts.still.params)
+    return Counts(
+        total + adapters, trained * parts.blocks.layer.trained + parts.blocks.head.trained
+    )
+
+
+def model_flops_per_token(s: Scenario) -> float:
+    """Return the FLOPs that training one token needs by the MFU convention.
+
+    As `layers.model_flops_per_token`, without the gradients of what is not trained and without the
+    backward of frozen layers, and with the products of adapters.
+    """
+    if s.run.trains_all:
+        return layers.model_flops_per_token(s)
+    parts, still = _whole(s), s.run.frozen_layers
+    trained = s.model.num_hidden_layers - still
+    flops = still * parts.still.model_flops
+    flops += trained * _training_flops(parts.blocks.layer) + _training_flops(parts.blocks.head)
+    return flops / s.run.sequence_length
+
+
+def _training_flops(block: Block) -> float:
+    """Return matrix FLOPs forward and backward: backward's are twice forward's where all trains."""
+    total = 0.0
+    for o in block.operators:
+        products = [part for part in o.backward if isinstance(part, Kernel) and part.matmul]
+        backward = sum(part.flops for part in products) if o.frozen else 2 * o.model_flops
+        total += o.model_flops + backward
+    return total
+
+
+def recomputed_flops_per_token(s: Scenario) -> float:
+    """Return the forward matrix FLOPs of one token that backward computes again, adapters' apart.
+
+    Frozen layers compute nothing again.
+    """
+    flops = layers.recomputed_flops_per_token(s)
+    if not s.run.frozen_layers:
+        return flops
+    limit = s.plan.recompute_layers
+    again = [(x.num_layers if limit is None else min(limit, x.num_layers), x) for x in stages(s)]
+    trained = sum(max(0, count - x.num_frozen) for count, x in again)
+    return flops * trained / sum(count for count, _ in again)
