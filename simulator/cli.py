@@ -208,7 +208,7 @@ def show_memory(scenario: str, overrides: tuple[str, ...]) -> int:
     """Print what fills the memory of every stage of SCENARIO."""
     loaded = _load(scenario, overrides)
     from simulator.api import simulate
-    from simulator.report.text import memory_text
+    from simulator.report.memory_text import memory_text
 
     result = simulate(loaded)
     click.echo(memory_text(result, loaded))

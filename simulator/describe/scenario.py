@@ -95,6 +95,11 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"{run.precision!r} have no low-precision copy"
         )
     yield from _flows_apart(s)
+    if run.linear_layers != "torch" and not run.fused_accumulation:
+        yield (
+            f"run.linear_layers {run.linear_layers!r} says what is held where "
+            "run.fused_accumulation is true; set it, or leave run.linear_layers out"
+        )
     peak = cluster.node.device.peak
     if s.precision.matmul not in peak:
         yield (

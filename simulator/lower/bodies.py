@@ -27,6 +27,7 @@ from simulator.lower.segments import (
     COMPUTE,
     DP,
     FORWARD,
+    RECOMPUTE,
     TIED,
     Holding,
     Segment,
@@ -335,11 +336,12 @@ def _passes(
     if recompute == "none":
         return segments(block, FORWARD, detail, Holding(everything, gradient)), backward(block)
     forward = segments(block, FORWARD, detail, Holding(first, gradient))
-    again = FORWARD._replace(name="recompute")
     if recompute == "full":
-        return forward, segments(block, again, detail, Holding(rest, gradient)) + backward(block)
+        return forward, segments(block, RECOMPUTE, detail, Holding(rest, gradient)) + backward(
+            block
+        )
     before, core, after = block.around(lambda o: o.core_input_bytes is not None)
-    once_more = segments(core, again, detail, Holding(rest, gradient))
+    once_more = segments(core, RECOMPUTE, detail, Holding(rest, gradient))
     return forward, backward(after) + once_more + backward(core) + backward(before)
 
 

@@ -8,7 +8,7 @@ sequence parallelism divided along the sequence.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simulator.describe.model import Model
@@ -29,6 +29,8 @@ class Shapes:
     attention: str
     sequence_parallel: bool = False
     tp_overlap: bool = False
+    megatron_head: bool = False
+    """Whether the head's product is Megatron-LM's own, with its placeholder for the gradient."""
 
     @property
     def tokens(self) -> int:
@@ -90,17 +92,23 @@ def shapes(s: Scenario) -> Shapes:
         microbatch_size=s.plan.microbatch_size,
         sequence_length=s.run.sequence_length,
         tp=s.plan.tp,
-        elements=op.Elements(p.activation, p.weight, p.gradient, p.matmul, accumulation),
+        elements=op.Elements(
+            p.activation, p.weight, p.gradient, p.matmul, accumulation,
+            placeholder=s.run.linear_layers == "megatron",
+        ),
         attention=s.run.attention,
         sequence_parallel=s.plan.sequence_parallel,
         tp_overlap=s.plan.tp_overlap == "grads",
-    )
+        megatron_head=s.run.linear_layers != "torch",
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)
 def blocks(model: Model, x: Shapes) -> Blocks:
     """Return the blocks of a model as one rank of a tensor-parallel group computes them."""
-    layer = (*_attention(model, x), *_mlp(model, x))
+    stream = float(x.elements.activation * x.local_tokens * model.hidden_size)
+    branches = (*_attention(model, x), *_mlp(model, x))
+    layer = tuple(replace(operator, stream_bytes=stream) for operator in branches)
     return Blocks(
         embedding=Block(name="embedding", operators=_embedding(model, x)),
         layer=Block(name="layer", operators=layer),
@@ -188,12 +196,13 @@ def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
     query_size = heads.queries * heads.dim
     qkv_size = (heads.queries + 2 * heads.keys) * heads.dim
     rotated = tokens * (heads.queries + heads.keys) * heads.dim
+    rotary = op.rotary(e, size=rotated, whole=tokens * qkv_size)
     return (
         _norm("attention norm", model, x),
         *_parallel(
             x, h,
             op.linear("qkv", e, tokens=tokens, inputs=h, outputs=qkv_size, bias=bias),
-            *([op.rotary(e, size=rotated)] if model.position == "rotary" else []),
+            *([rotary] if model.position == "rotary" else []),
             *ATTENTION[x.attention](e, heads, model.attention_dropout > 0),
             op.linear("proj", e, tokens=tokens, inputs=query_size, outputs=h, bias=bias),
         ),
@@ -244,6 +253,7 @@ def _embedding(model: Model, x: Shapes) -> tuple[Operator, ...]:
 
 def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
     e, h, share = x.elements, model.hidden_size, _vocab_share(model, x)
+    e = replace(e, placeholder=x.megatron_head)
     logits = op.linear("head", e, tokens=x.tokens, inputs=h, outputs=share, bias=False)
     loss = op.cross_entropy(e, tokens=x.tokens, vocab=share)
     if x.tp == 1:

@@ -1,8 +1,8 @@
 """Memory that is alive during the whole run: weights, gradients, optimizer state, by stage.
 
 Activations come and go with ops and are counted on the timeline, as are weights that are gathered
-for a while and gradients that are in full only until they are reduced. Communication buffers and
-what the framework itself reserves are not modelled yet; reports say so.
+for a while and gradients that are in full only until they are reduced. What torch's allocator does
+not give out (`hardware/outside.py`) is counted apart.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from simulator.lower.bodies import stage_params
 from simulator.lower.layers import blocks, shapes
 from simulator.lower.operators import FP32
 from simulator.lower.sharding import held_bytes
+from simulator.program import Kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +28,49 @@ class StaticMemory:
     gradients: float
     optimizer: float
     """Master weights and optimizer states."""
+    buffers: float
+    """cuBLAS workspaces, and what linear layers keep for themselves."""
+
+    @property
+    def states(self) -> float:
+        """What training a parameter takes: weights, gradients, optimizer."""
+        return self.weights + self.gradients + self.optimizer
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.weights + self.gradients + self.optimizer
+        return self.states + self.buffers
+
+
+WORKSPACE = {
+    "volta": (4096 * 2 + 16 * 8) * 1024, "ampere": (4096 * 2 + 16 * 8) * 1024,
+    "hopper": 32 * 2**20, "blackwell": 32 * 2**20,
+}  # fmt: skip
+"""Bytes of the workspace that torch gives cuBLAS: ":4096:2:16:8", 32 MiB from Hopper on
+(aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize)."""
+
+ENGINE_WORKSPACE = {
+    "volta": 4 * 2**20, "ampere": 4 * 2**20,
+    "hopper": 32 * 2**20 + 256, "blackwell": 32 * 2**20 + 256,
+}  # fmt: skip
+"""Bytes of Transformer Engine's own (pytorch/module/base.py, get_cublas_workspace_size_bytes)."""
+
+
+def buffer_bytes(s: Scenario) -> float:
+    """Return the bytes of buffers that every rank holds from its first step on."""
+    device = s.cluster.node.device.architecture
+    size = float(WORKSPACE[device])
+    if s.run.linear_layers == "transformer_engine":
+        layer = blocks(s.model, shapes(s)).layer
+        products = [
+            kernel.matmul
+            for operator in layer.operators
+            for kernel in operator.weight_grad
+            if isinstance(kernel, Kernel) and kernel.matmul is not None
+        ]
+        size += ENGINE_WORKSPACE[device]
+        size += s.precision.weight * sum({(m, n): m * n for _, m, n, _ in products}.values())
+    return size
 
 
 def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
@@ -64,10 +103,13 @@ def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
 def static_memory(s: Scenario) -> list[StaticMemory]:
     """Return what every stage's ranks hold all the time; a rank of several chunks holds the sum.
 
+    Buffers, one set a rank, are those of its first chunk.
+
     A tied embedding lies on the first and on the last stage, as Megatron-LM keeps it.
     """
     parts = blocks(s.model, shapes(s))
     weight, gradient, optimizer = bytes_per_parameter(s)
+    buffers = buffer_bytes(s)
     out = []
     for stage, layers in enumerate(s.layers_per_stage):
         params = stage_params(s, parts, layers, stage == 0, stage == s.plan.num_stages - 1)
@@ -77,6 +119,7 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
                 weights=float(weight * params),
                 gradients=float(gradient * params),
                 optimizer=float(optimizer * params),
+                buffers=0.0 if stage >= s.plan.pp else buffers,
             )
         )
     return out

@@ -10,6 +10,7 @@ import numpy as np
 from simulator.describe.network import Network
 from simulator.describe.scenario import Scenario
 from simulator.hardware.compute import BOUNDS, work_seconds
+from simulator.hardware.outside import nccl_bytes
 from simulator.hardware.placement import spans
 from simulator.lower.layers import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Program, Work
@@ -51,6 +52,11 @@ class Summary:
     exposed_communication_s: dict[str, float]
     """Mean over ranks, by kind."""
     peak_memory_bytes: float
+    """Allocated on the fullest rank (torch.cuda.max_memory_allocated)."""
+    reserved_memory_bytes: float
+    """Reserved by the allocator there (torch.cuda.max_memory_reserved)."""
+    device_memory_bytes: float
+    """In use on its device: reserved, the driver's context, NCCL's buffers."""
     peak_memory_rank: int
     memory_capacity_bytes: float
     shares: dict[str, float]
@@ -60,7 +66,7 @@ class Summary:
     @property
     def fits(self) -> bool:
         """Whether the fullest rank stays within its device's memory."""
-        return self.peak_memory_bytes <= self.memory_capacity_bytes
+        return self.device_memory_bytes <= self.memory_capacity_bytes
 
 
 def summarise(result: Result) -> Summary:
@@ -77,6 +83,7 @@ def summarise(result: Result) -> Summary:
     shares = _shares(result, s)
     fullest = int(np.argmax(peak))
     capacity = s.cluster.node.device.memory
+    needed = float(result.device_memory_bytes[fullest])
     return Summary(
         step_time_s=seconds,
         first_step_s=result.first_step_s,
@@ -88,10 +95,12 @@ def summarise(result: Result) -> Summary:
         bubble_ratio=float(b.bubble.sum() / max(1, b.of("forward", "backward", "optimizer").sum())),
         exposed_communication_s={kind: shares[kind] * seconds for kind in COMMUNICATION},
         peak_memory_bytes=float(peak[fullest]),
+        reserved_memory_bytes=float(result.reserved_memory_bytes[fullest]),
+        device_memory_bytes=needed,
         peak_memory_rank=fullest,
         memory_capacity_bytes=capacity,
         shares=shares,
-        bottleneck=_bottleneck(shares, float(peak[fullest]), capacity),
+        bottleneck=_bottleneck(shares, needed, capacity),
     )
 
 
@@ -187,8 +196,7 @@ def assumptions(s: Scenario) -> list[str]:
         + HOST[s.cluster.node.host_launch > 0].format(format_seconds(s.cluster.node.host_launch)),
         "MFU counts attention in full (12 x layers x hidden x sequence a token) though causal "
         "kernels skip half of it",
-        "memory leaves out gradients of activations, temporary workspaces, communication buffers, "
-        "the allocator's fragmentation and the CUDA context",
+        *_memory_assumptions(s),
     ]
     if s.cluster.world_size > 1:
         out.append(
@@ -241,6 +249,25 @@ def assumptions(s: Scenario) -> list[str]:
                 f"{format_bytes(plan.bucket_size)}"
             )
     return out
+
+
+def _memory_assumptions(s: Scenario) -> list[str]:
+    """Return what was assumed of memory that the plan does not say."""
+    reserve, device = s.run.allocator_reserve, s.cluster.node.device
+    kept = "no fragmentation" if reserve == 1 else f"{reserve:.4g} times what is allocated"
+    products = {
+        "torch": "linear layers hold nothing of their own",
+        "megatron": "linear layers make an empty gradient in each backward",
+        "transformer_engine": "linear layers keep an empty gradient for each shape of weight",
+    }[s.run.linear_layers]
+    return [
+        "memory counts a tensor from the kernel that makes it to the last one that uses it, and "
+        f"cuBLAS workspaces; {products}; the loss works in place, in fp32; the optimizer and "
+        "the copies of collectives take none",
+        f"torch's allocator reserves {kept} (run.allocator_reserve); on the device the driver's "
+        f"context takes {format_bytes(device.context)} and NCCL "
+        f"{format_bytes(nccl_bytes(s))}: a buffer of each protocol for each channel and peer",
+    ]
 
 
 def _beside_communication(slowdown: float) -> str:
