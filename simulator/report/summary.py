@@ -254,7 +254,7 @@ def assumptions(s: Scenario) -> list[str]:
 def _memory_assumptions(s: Scenario) -> list[str]:
     """Return what was assumed of memory that the plan does not say."""
     reserve, device = s.run.allocator_reserve, s.cluster.node.device
-    kept = "no fragmentation" if reserve == 1 else f"{reserve:.4g} times what is allocated"
+    more = "no more than" if reserve == 1 else f"{reserve:.4g} times"
     products = {
         "torch": "linear layers hold nothing of their own",
         "megatron": "linear layers make an empty gradient in each backward",
@@ -264,7 +264,8 @@ def _memory_assumptions(s: Scenario) -> list[str]:
         "memory counts a tensor from the kernel that makes it to the last one that uses it, and "
         f"cuBLAS workspaces; {products}; the loss works in place, in fp32; the optimizer and "
         "the copies of collectives take none",
-        f"torch's allocator reserves {kept} (run.allocator_reserve); on the device the driver's "
+        f"torch's allocator reserves {more} what is allocated at the peak (run.allocator_reserve); "
+        "on the device the driver's "
         f"context takes {format_bytes(device.context)} and NCCL "
         f"{format_bytes(nccl_bytes(s))}: a buffer of each protocol for each channel and peer",
     ]

@@ -140,7 +140,7 @@ def _stage_table(result: Result) -> str:
     """Return a row for the ranks of each stage or stages: mean times, and the highest memory."""
     b, ranks_of = result.breakdown, result.tiled.tile_ranks
     present = [c for c in CATEGORIES if c in WORK or c in BUBBLE or b.of(c).any()]
-    rows = [[stages_head(result), "ranks", *present, "peak memory"]]
+    rows = [[stages_head(result), "ranks", *present, "device memory"]]
     for stages, ranks in zip(result.stages, ranks_of, strict=True):
         shares = [f"{b.shares[CATEGORIES.index(c), ranks].mean():.1%}" for c in present]
         peak = format_bytes(result.device_memory_bytes[ranks].max())
