@@ -219,7 +219,8 @@ def show_memory(scenario: str, overrides: tuple[str, ...], json_path: str | None
     from simulator.api import simulate
     from simulator.explore.remedies import find_remedies
     from simulator.report.inference import inference_dict, inference_text
-    from simulator.report.text import SCHEMA_VERSION, memory_text
+    from simulator.report.memory_text import memory_text
+    from simulator.report.text import SCHEMA_VERSION
 
     result = simulate(loaded)
     remedies = find_remedies(result)

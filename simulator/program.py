@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,27 @@ ACTION_CODE = {name: code for code, name in enumerate(ACTIONS)}
 
 NONE = -1
 """An absent stage, microbatch, layer, joint or stream."""
+
+
+class Memory(NamedTuple):
+    """Bytes of device memory by what they hold."""
+
+    activations: float = 0.0
+    """Kept from a forward to its backward."""
+    transients: float = 0.0
+    """Alive only while work runs: its outputs and gradients of activations, copies, workspaces."""
+    gathered: float = 0.0
+    """Weights in full, of which a rank holds a shard."""
+    unreduced: float = 0.0
+    """Gradients in full, of which a rank holds a shard."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(self)
+
+
+NOTHING = Memory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +90,9 @@ class Work:
     kernels: tuple[Kernel, ...] = ()
     seconds: float | None = None
     """A stated (measured or idealised) duration; it overrides the kernels."""
-    alloc_bytes: float = 0.0
+    alloc: Memory = NOTHING
     """Device memory that comes alive when the op starts."""
-    free_bytes: float = 0.0
+    free: Memory = NOTHING
     """Device memory that is released when the op ends."""
 
 
@@ -89,9 +110,9 @@ class Flow:
     """Times that it is done, one after the other."""
     servers: int = 0
     """Of `SERVED` flows: the lowest ranks of its group hold the sums, an equal part each."""
-    alloc_bytes: float = 0.0
+    alloc: Memory = NOTHING
     """Device memory of each member that comes alive when the flow starts."""
-    free_bytes: float = 0.0
+    free: Memory = NOTHING
     """Device memory of each member that is released when the flow ends."""
 
 

@@ -18,7 +18,8 @@
 
 A tiled program is written without its tiling, a line for every op. What is absent (a layer, a
 stage, predecessors, a ``desk=0`` that an op queues at) is left out; an absent stream is ``-``.
-Names that are not plain words are quoted as in JSON. Blank lines and ``#`` comments mean nothing.
+Memory is given as activations,transients,gathered,unreduced, without zeros at the end. Names
+that are not plain words are quoted as in JSON. Blank lines and ``#`` comments mean nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from simulator.program import (
     Groups,
     Int64,
     Kernel,
+    Memory,
     Program,
     Work,
 )
@@ -78,8 +80,7 @@ def format_program(program: Program) -> str:
 
 def _cost_lines(number: int, cost: Cost) -> list[str]:
     seconds = "" if cost.seconds is None else f" seconds={_real(cost.seconds)}"
-    alloc = f" alloc={_real(cost.alloc_bytes)}" if cost.alloc_bytes else ""
-    free = f" free={_real(cost.free_bytes)}" if cost.free_bytes else ""
+    alloc, free = _memory("alloc", cost.alloc), _memory("free", cost.free)
     if isinstance(cost, Flow):
         size = f"bytes={_real(cost.bytes)}{seconds}{_times(cost.count)}"
         servers = f" servers={cost.servers}" if cost.servers else ""
@@ -92,6 +93,14 @@ def _cost_lines(number: int, cost: Cost) -> list[str]:
         + (f" algorithm={_quote(k.algorithm)}" if k.algorithm else "")
         for k in cost.kernels
     ]
+
+
+def _memory(name: str, size: Memory) -> str:
+    """Return bytes by what they hold, in the order of `Memory`, without zeros at the end."""
+    sizes = list(map(_real, size))
+    while sizes and sizes[-1] == "0":
+        sizes.pop()
+    return f" {name}={','.join(sizes)}" if sizes else ""
 
 
 def _times(count: int) -> str:
@@ -253,11 +262,11 @@ def _read_cost(draft: _Draft, words: list[str]) -> None:
         fields = _fields(words[2:], "a flow", required=("bytes",), optional=known)
         size, seconds, count = _number(fields, "bytes"), _seconds(fields), _count(fields)
         servers = _whole(fields.get("servers", "0"), "number of servers", _INT32_END)
-        alloc, free = _number(fields, "alloc"), _number(fields, "free")
+        alloc, free = _sizes(fields, "alloc"), _sizes(fields, "free")
         draft.costs.append(Flow(name, size, seconds, count, servers, alloc, free))
     elif kind == "work":
         fields = _fields(words[2:], "a work", optional=("seconds", "alloc", "free"))
-        alloc, free = _number(fields, "alloc"), _number(fields, "free")
+        alloc, free = _sizes(fields, "alloc"), _sizes(fields, "free")
         draft.costs.append(Work(name, (), _seconds(fields), alloc, free))
     else:
         raise ValueError(f"cost kind {kind!r} is not one of work, flow")
@@ -416,13 +425,31 @@ def _list(text: str, what: str, end: int) -> list[int]:
 
 
 def _number(fields: dict[str, str], key: str) -> float:
-    try:
-        value = float(fields.get(key, "0"))
-    except ValueError:
-        raise ValueError(f"{key} {fields[key]!r} is not a number") from None
-    if not (math.isfinite(value) and value >= 0):
+    value = _finite(fields.get(key, "0"), key)
+    if value < 0:
         raise ValueError(f"{key} {fields[key]} is not finite and at least 0")
     return value
+
+
+def _finite(text: str, key: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{key} {text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{key} {text} is not finite and at least 0")
+    return value
+
+
+def _sizes(fields: dict[str, str], key: str) -> Memory:
+    """Return bytes by what they hold; parts that are not there are zero."""
+    parts = fields.get(key, "0").split(",")
+    if len(parts) > len(Memory._fields):
+        raise ValueError(f"{key} {fields[key]} has more parts than {', '.join(Memory._fields)}")
+    sizes = Memory(*(_finite(part, key) for part in parts))
+    if round(sizes.total) < 0:  # what is joined may be rounded below
+        raise ValueError(f"{key} {fields[key]} is not finite and at least 0")
+    return sizes
 
 
 def _count(fields: dict[str, str]) -> int:

@@ -16,9 +16,9 @@ from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
 from simulator.lower import lower
 from simulator.lower.layers import blocks, num_parameters, shapes
-from simulator.lower.memory import static_memory
+from simulator.lower.memory import buffer_bytes, static_memory
 from simulator.program import ACTIONS, NONE, Flow, Program
-from simulator.report.text import memory_text
+from simulator.report.memory_text import memory_text
 
 ScenarioOf = Callable[..., Scenario]
 
@@ -77,7 +77,7 @@ def test_stages_lie_on_ranks_by_turns(scenario_of: ScenarioOf) -> None:
 def test_a_rank_holds_the_states_of_all_its_chunks(scenario_of: ScenarioOf, llama: Model) -> None:
     s = scenario_of(model=llama, plan=TWO)
     parts = blocks(llama, shapes(s))
-    static = lower(s).static_bytes.tolist()
+    static = (lower(s).static_bytes - buffer_bytes(s)).tolist()  # one set of buffers a rank
     layers = 2 * parts.layer.params
     assert static == [16 * (layers + parts.embedding.params), 16 * (layers + parts.head.params)]
     assert sum(static) == 16 * num_parameters(llama)
@@ -157,7 +157,7 @@ def test_messages_go_round_from_the_last_rank_to_the_first(
 def test_the_peak_of_a_rank_is_its_chunks_in_flight(scenario_of: ScenarioOf) -> None:
     s = scenario_of(plan=TWO)
     parts = blocks(s.model, shapes(s))
-    assert sim.simulate(s).memory.peak.tolist() == [
+    assert sim.simulate(s).activations.peak.tolist() == [
         5 * parts.layer.kept_bytes + 4 * parts.embedding.kept_bytes,
         3 * parts.layer.kept_bytes + 1 * parts.head.kept_bytes,
     ]

@@ -37,7 +37,8 @@ DOORS = {
     "numba": {"kernels/jit.py"},
     "networkx": {"hardware/fabric.py"},
     "matplotlib": {
-        "report/plots.py", "report/network_plots.py", "report/palette.py", "validate/scatter.py",
+        "report/plots.py", "report/memory_plot.py", "report/network_plots.py", "report/palette.py",
+        "validate/scatter.py",
     },
     "pandas": {"report/result.py"},
     "simpy": {"engine/reference.py", "engine/contention.py"},

@@ -15,7 +15,7 @@ from simulator.describe.scenario import Scenario
 from simulator.lower import lower
 from simulator.lower.layers import blocks, num_parameters, shapes
 from simulator.lower.memory import bytes_per_parameter, static_memory
-from simulator.program import Program, Work
+from simulator.program import Memory, Program, Work
 from simulator.report.memory import memory_over_time
 from simulator.timeline import Timeline
 
@@ -56,7 +56,7 @@ def test_adam_of_seven_billion_parameters_needs_112_gb(
 def test_gpt_2_xl_in_fp32_holds_24_9_gb() -> None:
     s = sim.load("gpt2-xl-1gpu", {"run.precision": "fp32", "run.optimizer": "adam"})
     (only,) = static_memory(s)
-    assert only.total == 16 * 1_557_611_200 == 24_921_779_200
+    assert only.states == 16 * 1_557_611_200 == 24_921_779_200
 
 
 def test_parameters_of_all_ranks_are_those_of_the_model(
@@ -72,7 +72,7 @@ def test_parameters_of_all_ranks_are_those_of_the_model(
 def test_the_peak_of_a_stage_is_its_microbatches_in_flight(scenario_of: ScenarioOf) -> None:
     s = scenario_of(plan={"pp": 2})
     parts = blocks(s.model, shapes(s))
-    peak = sim.simulate(s).memory.peak
+    peak = sim.simulate(s).activations.peak
     assert peak.tolist() == [
         2 * (parts.embedding.kept_bytes + 2 * parts.layer.kept_bytes),
         1 * (2 * parts.layer.kept_bytes + parts.head.kept_bytes),
@@ -89,7 +89,7 @@ def test_recomputation_keeps_the_input_of_each_layer(scenario_of: ScenarioOf, tp
     masks = 32 * 64  # of the embedding's dropout, one byte each
     kept = 4 * (masks + 2 * layer_input)
     rest = parts.layer.kept_bytes - layer_input
-    assert sim.simulate(s).memory.peak[0] == kept + rest
+    assert sim.simulate(s).activations.peak[0] == kept + rest
 
 
 @pytest.mark.parametrize("detail", ["layer", "kernel"])
@@ -118,17 +118,17 @@ def kernel_costs(program: Program) -> dict[str, Work]:
 # element (32 * 64) and nothing of fc2's.
 def test_a_kernel_frees_what_its_own_gradient_needed(scenario_of: ScenarioOf) -> None:
     costs = kernel_costs(lower(scenario_of(run={"detail": "kernel"})))
-    assert costs["mlp residual grad"].free_bytes == 32 * 64
+    assert costs["mlp residual grad"].free.activations == 32 * 64
     parts = ("fc2 dgrad", "fc2 wgrad", "fc2 accumulation")
-    assert sum(costs[part].free_bytes for part in parts) == 2 * 32 * 256
+    assert sum(costs[part].free.activations for part in parts) == 2 * 32 * 256
 
 
 # norm 2 * 32 * 64, and fc2's input 2 * 32 * 256 when fc2 runs, not before.
 def test_a_kernel_allocates_what_it_keeps_itself(scenario_of: ScenarioOf) -> None:
     costs = kernel_costs(lower(scenario_of(run={"detail": "kernel"})))
-    assert costs["attention norm"].alloc_bytes == 2 * 32 * 64
-    assert costs["fc2"].alloc_bytes == 2 * 32 * 256
-    assert costs["mlp residual"].alloc_bytes == 32 * 64
+    assert costs["attention norm"].alloc.activations == 2 * 32 * 64
+    assert costs["fc2"].alloc.activations == 2 * 32 * 256
+    assert costs["mlp residual"].alloc.activations == 32 * 64
 
 
 def test_detail_does_not_change_the_peak_without_recomputation(scenario_of: ScenarioOf) -> None:
@@ -152,7 +152,7 @@ def test_a_release_comes_before_an_allocation_at_the_same_time(
     op: Any, program_of: Callable[..., Any]
 ) -> None:
     program, _ = program_of([op(0, 10, name="a"), op(0, 10, name="b")])
-    costs = tuple(replace(c, alloc_bytes=5.0, free_bytes=5.0) for c in program.costs)
+    costs = tuple(replace(c, alloc=Memory(5.0), free=Memory(5.0)) for c in program.costs)
     timeline = Timeline(np.array([0, 10]), np.array([10, 20]))
     assert memory_over_time(replace(program, costs=costs), timeline).peak.tolist() == [5.0]
 
@@ -171,7 +171,7 @@ def test_tensor_parallelism_lowers_the_peak_by_what_korthikanti_says(
 
     def layers_of(tp: int) -> float:
         scenario = scenario_of(plan={"pp": 4, "tp": tp}, run={"attention": "unfused"})
-        return float(sim.simulate(scenario).memory.peak[tp])  # a rank of stage 1: one layer, 3 kept
+        return float(sim.simulate(scenario).activations.peak[tp])  # of stage 1: one layer, 3 kept
 
     assert layers_of(1) == 3 * (34 * s * b * h + 5 * a * s * s * b)
     assert layers_of(2) == 3 * (10 * s * b * h + 12 * s * b * h + 5 * a * s * s * b // 2)

@@ -13,8 +13,9 @@ import simulator
 from simulator.describe.loader import scenario
 from simulator.errors import DescriptionError
 from simulator.report.breakdown import CATEGORIES
+from simulator.report.memory_plot import memory_parts
 from simulator.report.palette import COLOURS, lightness
-from simulator.report.plots import FIGURES, breakdown_bars, flow_spans, memory_parts, pipeline_rows
+from simulator.report.plots import FIGURES, breakdown_bars, flow_spans, pipeline_rows
 from simulator.report.result import Result
 
 OF_RANKS = ("pipeline", "breakdown", "memory")
@@ -191,7 +192,7 @@ def test_bars_of_many_ranks_are_means_and_say_so(training: Result) -> None:
 def test_memory_of_the_fullest_rank_reaches_its_peak(training: Result) -> None:
     rank = int(np.argmax(training.peak_memory_bytes))
     _, parts = memory_parts(training, rank)
-    assert sum(parts.values()).max() == pytest.approx(training.peak_memory_bytes[rank])
+    assert sum(parts.values()).max() == pytest.approx(training.device_memory_bytes[rank])
 
 
 def test_memory_has_one_value_at_any_time(training: Result) -> None:

@@ -17,7 +17,7 @@ import simulator.program_text as program_text
 from simulator.describe.scenario import Scenario
 from simulator.errors import ProgramError
 from simulator.lower import lower, lower_schedule
-from simulator.program import ACTIONS, NONE, Cost, Flow, Groups, Kernel, Program, Work
+from simulator.program import ACTIONS, NONE, Cost, Flow, Groups, Kernel, Memory, Program, Work
 from simulator.program_text import format_program, parse_program
 from simulator.schedules import actions_of
 
@@ -45,11 +45,12 @@ DURATIONS = st.none() | AMOUNTS
 KERNELS = st.builds(
     Kernel, st.text(), AMOUNTS, AMOUNTS, st.text(), st.none() | st.tuples(*[st.integers(0, 9)] * 4)
 )
+MEMORY = st.builds(Memory, AMOUNTS, AMOUNTS, AMOUNTS, AMOUNTS)
 COSTS: st.SearchStrategy[Cost] = st.one_of(
+    st.builds(Work, st.text(), st.lists(KERNELS, max_size=2).map(tuple), DURATIONS, MEMORY, MEMORY),
     st.builds(
-        Work, st.text(), st.lists(KERNELS, max_size=2).map(tuple), DURATIONS, AMOUNTS, AMOUNTS
+        Flow, st.text(), AMOUNTS, DURATIONS, servers=st.integers(0, 9), alloc=MEMORY, free=MEMORY
     ),
-    st.builds(Flow, st.text(), AMOUNTS, DURATIONS, servers=st.integers(0, 9)),
 )
 
 

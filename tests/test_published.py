@@ -141,6 +141,25 @@ def test_rows_that_the_loader_refuses_are_listed_with_its_sentence():
 # --- builders, one row each -------------------------------------------------------------------
 
 
+# Weights, gradients, states, activations, transients, buffers: all from shapes, nothing fitted.
+def test_memory_of_megatron_on_b200_is_within_half_a_percent(reports):
+    memory = next(r for r in reports if r.source.name == "simumax-memory")
+    assert len(memory.outcomes) == 12
+    assert memory.accuracy.mean < 0.001
+    assert abs(memory.accuracy.worst) < 0.005
+
+
+# The first of 64 stages holds 2 of 128 layers. Beside products: embedding 51,200 / 8 x h, learned
+# positions 2048 x h on each rank, and a layer's biases and norms, (3/8 + 1 + 4/8 + 1 + 4) h.
+def test_the_paper_s_states_of_a_trillion_leave_out_the_embedding_and_small_parameters():
+    case = megatron.korthikanti_states(row("korthikanti_memory.csv", model="1T", mode="none"))
+    h, layers = 25600, 2
+    products = 12 * layers * h**2 / 8
+    others = (51200 // 8 + 2048) * h + layers * 6.875 * h
+    assert case.measured == pytest.approx(18 * products / 2**30)
+    assert case.predict() == pytest.approx(18 * (products + others) / 2**30)
+
+
 def test_korthikanti_s_row_of_22_billion():
     case = megatron.korthikanti_step(
         row("korthikanti_seqpar_iteration.csv", model="22B",

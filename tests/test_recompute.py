@@ -59,7 +59,7 @@ def test_selective_recomputation_keeps_no_scores(
     s = scenario_of(plan={**plan, "sequence_parallel": sequence}, run={"attention": "unfused"})
     sbh = 32 * 64
     embedding = sbh / (2 if sequence else 1)
-    assert sim.simulate(s).memory.peak[0] == 4 * (embedding + 2 * kept * sbh)
+    assert sim.simulate(s).activations.peak[0] == 4 * (embedding + 2 * kept * sbh)
 
 
 # Backward repeats the two products of the core, 4asd a token: 4 * 4 heads * 32 * 16, of 4 layers.
@@ -86,7 +86,7 @@ def test_only_the_first_layers_recompute_where_their_number_is_given(
 ) -> None:
     s = scenario_of(plan={"recompute": "full", "recompute_layers": 2}, run={"num_steps": 1})
     layer, x = blocks(s.model, shapes(s)).layer, 2 * 32 * 64
-    again = sim.simulate(s).memory.of_rank(0)[1].max()
+    again = sim.simulate(s).activations.of_rank(0)[1].max()
     parts = blocks(s.model, shapes(s))
     ends = parts.embedding.kept_bytes + parts.head.kept_bytes
     assert again == ends + 2 * layer.kept_bytes + 2 * x

@@ -102,7 +102,7 @@ def test_memory_holds_what_is_saved_and_one_layer_in_full(scenario_of: Any, llam
     s = scenario_of(model=llama, plan=plan, run={"num_steps": 1})
     layer = blocks(s.model, shapes(s)).layer
     saved = 32 * 912
-    assert sim.simulate(s).memory.peak[0] == 4 * 2 * saved + (layer.kept_bytes - saved)
+    assert sim.simulate(s).activations.peak[0] == 4 * 2 * saved + (layer.kept_bytes - saved)
 
 
 @pytest.mark.parametrize("detail", ["stage", "layer", "kernel"])

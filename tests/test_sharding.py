@@ -16,8 +16,8 @@ from simulator.lower.layers import num_parameters
 from simulator.lower.memory import bytes_per_parameter, static_memory
 from simulator.program import NONE
 from simulator.program_text import format_program, parse_program
+from simulator.report.memory_text import memory_text
 from simulator.report.sharding import sharding_traffic
-from simulator.report.text import memory_text
 
 FSDP = {"dp": 4, "zero": 3}
 HSDP = {"dp": 8, "zero": 3, "dp_shard": 4}
@@ -219,7 +219,7 @@ def test_zero_3_of_6_8_billion_parameters_on_4_gpus_needs_29_gib(scenario_of, ll
     scattered = flows(program, "reduce")[-1][0]  # the embedding: first gathered, last reduced
     params = gathered.bytes / 2
     # gradients are as long as weights until the reduce-scatter brings what is more
-    in_full = gathered.alloc_bytes + scattered.free_bytes - scattered.alloc_bytes
+    in_full = gathered.alloc.total + scattered.free.total - scattered.alloc.total
     states = sum(bytes_per_parameter(s)) * 6805e6 + in_full / params * 131e6
     assert states / 2**30 == pytest.approx(29.01, abs=0.005)
 

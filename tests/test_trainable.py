@@ -98,7 +98,7 @@ def test_frozen_layers_keep_no_activations(scenario_of: ScenarioOf) -> None:
     s = scenario_of(run={"frozen_layers": 3})
     parts = blocks(s.model, shapes(s))
     kept = parts.layer.kept_bytes + parts.head.kept_bytes - 2 * TOKENS * 64
-    assert sim.simulate(s).memory.peak.tolist() == [kept]
+    assert sim.simulate(s).activations.peak.tolist() == [kept]
 
 
 @pytest.mark.parametrize("frozen", [2, 3])

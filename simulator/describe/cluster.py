@@ -59,6 +59,9 @@ class Device:
     forward`, `flash backward` (the best), `flash2 ...`, `flash1 ...` as in `Run.attention`."""
     architecture: Literal["volta", "ampere", "hopper", "blackwell"] = "ampere"
     """Generation, by which NCCL's tuner constants are chosen."""
+    context: Bytes = 500 * 2**20
+    """What the driver's context and the code of loaded kernels take of the memory. ASSUMED where a
+    file does not state it: no vendor prints it, and it depends on driver and libraries."""
     sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:

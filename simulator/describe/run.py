@@ -95,6 +95,14 @@ class Run:
     fused_accumulation: bool = False
     """Whether the product that makes a weight's gradient adds it to those of earlier microbatches
     (Megatron-LM's gradient accumulation fusion); else a kernel of its own does, as in torch."""
+    linear_layers: Literal["torch", "megatron", "transformer_engine"] = "torch"
+    """Whose products hold what beside their results. Where accumulation is fused autograd is given
+    an empty gradient all the same: `megatron` makes it in each backward (Megatron-LM since 2023),
+    `transformer_engine` keeps one for each shape of a layer's weights (`get_dummy_wgrad`), and a
+    cuBLAS workspace of its own; the head is Megatron-LM's."""
+    allocator_reserve: Annotated[float, Range(1, 2)] = 1.0
+    """Bytes that torch's allocator has reserved over those allocated, at the peak: what
+    fragmentation and its cache cost. 1.0, none, is a lower bound."""
     attention: Literal["flash", "flash2", "flash1", "unfused"] = "flash"
     """`flash` never writes the score matrix to memory, as the library's best kernels; `flash2` runs
     FlashAttention-2, slower from Hopper on; `flash1` the first one's kernels in Triton; `unfused`

@@ -112,6 +112,11 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"run.fp8_scaling {run.fp8_scaling!r} is for run.precision 'fp8', not {run.precision!r}"
         )
     yield from contradictions(model, plan, run)
+    if run.linear_layers != "torch" and not run.fused_accumulation:
+        yield (
+            f"run.linear_layers {run.linear_layers!r} says what is held where "
+            "run.fused_accumulation is true; set it, or leave run.linear_layers out"
+        )
     peak = cluster.node.device.peak
     if s.precision.fastest not in peak:
         yield (

@@ -21,7 +21,7 @@ from simulator.lower.replicate import replicate
 from simulator.lower.segments import COMPUTE, Segment
 from simulator.lower.staleness import CLOCK, bound_staleness
 from simulator.lower.trainable import first_trained_stage, without_backward
-from simulator.program import Cost, Flow, Program, Work
+from simulator.program import Cost, Flow, Memory, Program, Work
 from simulator.schedules import (
     Action,
     Actions,
@@ -98,8 +98,8 @@ def lower_schedule(
     table = CostTable()
     stages = max((a.stage for row in actions for a in row), default=-1) + 1
     # One kept activation counts one byte: its memory over time is the microbatches in flight.
-    one_f = body([Segment(Work("F", seconds=forward, alloc_bytes=1.0), COMPUTE)], table)
-    one_b = body([Segment(Work("B", seconds=backward, free_bytes=1.0), COMPUTE)], table)
+    one_f = body([Segment(Work("F", seconds=forward, alloc=Memory(1.0)), COMPUTE)], table)
+    one_b = body([Segment(Work("B", seconds=backward, free=Memory(1.0)), COMPUTE)], table)
     nothing = body([], table)
     bodies = (StageBodies(one_f, one_b, one_b, nothing, nothing, one_f),) * stages
     message = table.number(Flow("send_recv", 0.0, seconds=latency))

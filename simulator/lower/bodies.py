@@ -29,6 +29,7 @@ from simulator.lower.segments import (
     COMPUTE,
     DP,
     FORWARD,
+    RECOMPUTE,
     TIED,
     TP,
     Holding,
@@ -380,11 +381,12 @@ def _passes(
     if recompute == "selective-op":
         return recomputing(block, detail, Holding(everything, gradient))
     forward = segments(block, FORWARD, detail, Holding(first, gradient))
-    again = FORWARD._replace(name="recompute")
     if recompute == "full":
-        return forward, segments(block, again, detail, Holding(rest, gradient)) + backward(block)
+        return forward, segments(block, RECOMPUTE, detail, Holding(rest, gradient)) + backward(
+            block
+        )
     before, core, after = block.around(lambda o: o.core_input_bytes is not None)
-    once_more = segments(core, again, detail, Holding(rest, gradient))
+    once_more = segments(core, RECOMPUTE, detail, Holding(rest, gradient))
     return forward, backward(after) + once_more + backward(core) + backward(before)
 
 

@@ -32,6 +32,8 @@ class Shapes:
     sequence_parallel: bool = False
     tp_overlap: str = "none"
     compiled: bool = False
+    megatron_head: bool = False
+    """Whether the head's product is Megatron-LM's own, with its placeholder for the gradient."""
 
     @property
     def tokens(self) -> int:
@@ -104,13 +106,18 @@ def shapes(s: Scenario) -> Shapes:
         sequence_length=s.run.sequence_length,
         tp=s.plan.tp,
         elements=_casting(
-            op.Elements(p.activation, p.weight, p.gradient, p.matmul, accumulation), s
+            op.Elements(
+                p.activation, p.weight, p.gradient, p.matmul, accumulation,
+                placeholder=s.run.linear_layers == "megatron",
+            ),
+            s,
         ),
         attention=s.run.attention,
         sequence_parallel=s.plan.sequence_parallel,
         tp_overlap=s.plan.tp_overlap,
         compiled=s.run.compiled,
-    )
+        megatron_head=s.run.linear_layers != "torch",
+    )  # fmt: skip
 
 
 def _casting(e: op.Elements, s: Scenario) -> op.Elements:
@@ -129,7 +136,9 @@ def _casting(e: op.Elements, s: Scenario) -> op.Elements:
 @lru_cache(maxsize=256)
 def blocks(model: Model, x: Shapes) -> Blocks:
     """Return the blocks of a model as one rank of a tensor-parallel group computes them."""
-    layer = (*_attention(model, x), *_mlp(model, x))
+    stream = float(x.elements.activation * x.local_tokens * model.hidden_size)
+    branches = (*_attention(model, x), *_mlp(model, x))
+    layer = tuple(replace(operator, stream_bytes=stream) for operator in branches)
     if x.elements.cast_weights:
         layer = tuple(weights_cast_in_forward(o, x.elements) for o in layer)
     if x.attention != "unfused":
@@ -271,13 +280,14 @@ def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
     query_size = heads.queries * heads.dim
     qkv_size = (heads.queries + 2 * heads.keys) * heads.dim
     rotated = tokens * (heads.queries + heads.keys) * heads.dim
+    rotary = op.rotary(e, size=rotated, whole=tokens * qkv_size)
     return (
         _norm("attention norm", model, x),
         *_parallel(
             x, h,
             _linear("qkv", x, inputs=h, outputs=qkv_size, bias=bias, divided=(x.divided, 1)),
             *([op.head_norm(e, size=rotated, dim=heads.dim)] if model.qk_norm else []),
-            *([op.rotary(e, size=rotated)] if model.position == "rotary" else []),
+            *([rotary] if model.position == "rotary" else []),
             *_core(x, heads, model.attention_dropout > 0),
             _linear(
                 "proj", x, inputs=query_size, outputs=h, bias=output_bias, divided=(1, x.divided)
@@ -340,6 +350,7 @@ def _embedding(model: Model, x: Shapes) -> tuple[Operator, ...]:
 
 def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
     e, h, share = x.elements, model.hidden_size, _vocab_share(model, x)
+    e = replace(e, placeholder=x.megatron_head)
     logits = op.linear("head", e, tokens=x.tokens, inputs=h, outputs=share, bias=False)
     loss = op.cross_entropy(e, tokens=x.tokens, vocab=share)
     if x.tp == 1:

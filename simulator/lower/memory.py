@@ -1,8 +1,8 @@
 """Memory that is alive during the whole run: weights, gradients, optimizer state, by stage.
 
 Activations come and go with ops and are counted on the timeline, as are weights that are gathered
-for a while and gradients that are in full only until they are reduced. Communication buffers and
-what the framework itself reserves are not modelled yet; reports say so.
+for a while and gradients that are in full only until they are reduced. What torch's allocator does
+not give out (`hardware/outside.py`) is counted apart.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from simulator.lower.trainable import (
     stages,
     tuned,
 )
+from simulator.program import Kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +35,49 @@ class StaticMemory:
     gradients: float
     optimizer: float
     """Master weights and optimizer states."""
+    buffers: float
+    """cuBLAS workspaces, and what linear layers keep for themselves."""
+
+    @property
+    def states(self) -> float:
+        """What training a parameter takes: weights, gradients, optimizer."""
+        return self.weights + self.gradients + self.optimizer
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.weights + self.gradients + self.optimizer
+        return self.states + self.buffers
+
+
+WORKSPACE = {
+    "volta": (4096 * 2 + 16 * 8) * 1024, "ampere": (4096 * 2 + 16 * 8) * 1024,
+    "hopper": 32 * 2**20, "blackwell": 32 * 2**20,
+}  # fmt: skip
+"""Bytes of the workspace that torch gives cuBLAS: ":4096:2:16:8", 32 MiB from Hopper on
+(aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize)."""
+
+ENGINE_WORKSPACE = {
+    "volta": 4 * 2**20, "ampere": 4 * 2**20,
+    "hopper": 32 * 2**20 + 256, "blackwell": 32 * 2**20 + 256,
+}  # fmt: skip
+"""Bytes of Transformer Engine's own (pytorch/module/base.py, get_cublas_workspace_size_bytes)."""
+
+
+def buffer_bytes(s: Scenario) -> float:
+    """Return the bytes of buffers that every rank holds from its first step on."""
+    device = s.cluster.node.device.architecture
+    size = float(WORKSPACE[device])
+    if s.run.linear_layers == "transformer_engine":
+        layer = tuned(s).blocks.layer
+        products = [
+            kernel.matmul
+            for operator in layer.operators
+            for kernel in operator.weight_grad
+            if isinstance(kernel, Kernel) and kernel.matmul is not None
+        ]
+        size += ENGINE_WORKSPACE[device]
+        size += s.precision.weight * sum({(m, n): m * n for _, m, n, _ in products}.values())
+    return size
 
 
 def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
@@ -72,14 +111,16 @@ def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
 def static_memory(s: Scenario) -> list[StaticMemory]:
     """Return what every stage's ranks hold all the time; a rank of several chunks holds the sum.
 
-    A tied embedding lies on the first and on the last stage, as Megatron-LM keeps it. Weights
-    in fp8 are copies beside the bf16 ones, and transposed copies up to Hopper.
+    Buffers, one set a rank, are those of its first chunk. A tied embedding lies on the first and on
+    the last stage, as Megatron-LM keeps it. Weights in fp8 are copies beside the bf16 ones, and
+    transposed copies up to Hopper.
     """
     weight, gradient, optimizer = bytes_per_parameter(s)
     copies = 1 + shapes(s).elements.transposed  # of a byte each
+    buffers = buffer_bytes(s)
     out = []
     layer = tuned(s).blocks.layer.operators
-    for stage in stages(s):
+    for number, stage in enumerate(stages(s)):
         params, trained = stage_params(s, stage), stage_tensors(s, stage)
         still = s.precision.weight * (params - trained.params) - spared_weight_bytes(s, stage)
         still /= s.plan.shards if s.plan.zero == 3 else 1  # not trained, and as it computes
@@ -91,6 +132,7 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
                 weights=float(weight * trained.params + still + copies * low),
                 gradients=float(gradient * trained.params),
                 optimizer=float(states),
+                buffers=0.0 if number >= s.plan.pp else buffers,
             )
         )
     return out

@@ -50,6 +50,13 @@ class Operator:
     """With recomputation by operators: activations alive from this forward on (`recompute`)."""
     again: tuple[Part, ...] = ()
     """With recomputation by operators: what backward runs before its own parts."""
+    forward_bytes: float = 0.0
+    """Alive only while its forward runs: its output, its input where nobody keeps it, copies."""
+    backward_bytes: float = 0.0
+    """Alive only while its backward runs: gradients of its output and input, copies, and those of
+    weights that are added to a sum of them afterwards."""
+    stream_bytes: float = 0.0
+    """Gradient of the residual stream, which waits while the backward of a branch runs."""
     params: int = 0
     """Parameters held by this rank."""
     matrices: tuple[tuple[int, int], ...] = ()
@@ -89,6 +96,8 @@ class Elements:
     """Bytes that writing its transposed copy moves besides."""
     cast_weights: bool = False
     """Whether each forward casts its weights, as those that are gathered for it."""
+    placeholder: bool = False
+    """Whether a fused product hands a tensor as large as its weight to autograd all the same."""
 
 
 def _product(name: str, e: Elements, batch: int, m: int, n: int, k: int, out: int = 0) -> Kernel:
@@ -114,12 +123,16 @@ def linear(
         added = float(inputs * outputs)
         moved = (e.activation + 2 * e.gradient) * added
         weight_grad = (*weight_grad, Kernel(f"{name} accumulation", added, moved, "fp32"))
+    apart = e.accumulation == "separate" or (e.accumulation == "fused" and e.placeholder)
     return Operator(
         name=name,
         forward=(_product(name, e, 1, tokens, outputs, inputs),),
         input_grad=(_product(f"{name} dgrad", e, 1, tokens, inputs, outputs),),
         weight_grad=weight_grad,
         kept_bytes=e.activation * tokens * inputs,
+        forward_bytes=e.activation * size,
+        backward_bytes=e.activation * tokens * (inputs + outputs)
+        + (e.weight * inputs * outputs if apart else 0),
         params=inputs * outputs + (outputs if bias else 0),
         matrices=((inputs, outputs),),
         model_flops=2.0 * tokens * inputs * outputs,
@@ -135,11 +148,15 @@ def pointwise(
     grad_reads: float,
     grad_writes: float,
     kept_bytes: float,
+    passing: tuple[float, float],
     params: int = 0,
     flops_per_element: float = 1.0,
     core_input_bytes: float | None = None,
 ) -> Operator:
-    """Apply an element-wise function, bound by the bytes it moves; arguments count elements."""
+    """Apply an element-wise function, bound by the bytes it moves; arguments count elements.
+
+    `passing` are those alive only while forward, and while backward, runs.
+    """
 
     def kernel(label: str, read: float, written: float) -> Kernel:
         flops = flops_per_element * max(read, written)
@@ -150,6 +167,8 @@ def pointwise(
         forward=(kernel(name, reads, writes),),
         input_grad=(kernel(f"{name} grad", grad_reads, grad_writes),),
         kept_bytes=kept_bytes,
+        forward_bytes=e.activation * passing[0],
+        backward_bytes=e.activation * passing[1],
         params=params,
         core_input_bytes=core_input_bytes,
     )
@@ -160,7 +179,8 @@ def norm(name: str, e: Elements, *, tokens: int, hidden: int, bias: bool) -> Ope
     size = tokens * hidden
     return pointwise(
         name, e, reads=size, writes=size, grad_reads=2 * size, grad_writes=size,
-        kept_bytes=e.activation * size, params=hidden * (2 if bias else 1), flops_per_element=5,
+        kept_bytes=e.activation * size, passing=(size, 2 * size),
+        params=hidden * (2 if bias else 1), flops_per_element=5,
     )  # fmt: skip
 
 
@@ -168,7 +188,8 @@ def head_norm(e: Elements, *, size: float, dim: int) -> Operator:
     """Normalise the queries and the keys of each head (RMS), with a weight of `dim` for either."""
     return pointwise(
         "qk norm", e, reads=size, writes=size, grad_reads=2 * size, grad_writes=size,
-        kept_bytes=e.activation * size, params=2 * dim, flops_per_element=5,
+        kept_bytes=e.activation * size, passing=(size, 2 * size), params=2 * dim,
+        flops_per_element=5,
     )  # fmt: skip
 
 
@@ -198,28 +219,32 @@ def activation(name: str, e: Elements, *, size: float, gated: bool) -> Operator:
     inputs = 2 * size if gated else size
     return pointwise(
         name, e, reads=inputs, writes=size, grad_reads=inputs + size, grad_writes=inputs,
-        kept_bytes=e.activation * inputs, flops_per_element=8,
+        kept_bytes=e.activation * inputs, passing=(size, size + inputs), flops_per_element=8,
     )  # fmt: skip
 
 
 def residual(name: str, e: Elements, *, size: float, dropout: bool) -> Operator:
     """Add to the residual stream, after dropout where the model has it (mask: one byte each).
 
-    Backward adds the gradients of the two branches, and drops out again.
+    Backward adds the gradients of the two branches, and drops out again; without dropout the
+    gradient of the branch is that of the stream.
     """
     mask = size / e.activation if dropout else 0.0
     again = size if dropout else 0.0
     return pointwise(
         name, e, reads=2 * size, writes=size + mask, grad_reads=2 * size + again + mask,
-        grad_writes=size + again, kept_bytes=size if dropout else 0.0,
+        grad_writes=size + again, kept_bytes=size if dropout else 0.0, passing=(2 * size, again),
     )  # fmt: skip
 
 
-def rotary(e: Elements, *, size: float) -> Operator:
-    """Rotate queries and keys in place; nothing is kept, the rotation is undone in backward."""
+def rotary(e: Elements, *, size: float, whole: float) -> Operator:
+    """Rotate queries and keys in place; nothing is kept, the rotation is undone in backward.
+
+    `whole` counts the values too.
+    """
     return pointwise(
         "rotary", e, reads=size, writes=size, grad_reads=size, grad_writes=size,
-        kept_bytes=0.0, flops_per_element=3,
+        kept_bytes=0.0, passing=(whole, whole), flops_per_element=3,
     )  # fmt: skip
 
 
@@ -239,7 +264,8 @@ class Heads:
 def flash_attention(e: Elements, heads: Heads, version: str = "flash") -> Operator:
     """Causal attention that never writes its scores; keeps q, k, v and one fp32 a row and head.
 
-    `version` names the implementation, whose rates are `Device.fused`.
+    `version` names the implementation, whose rates are `Device.fused`. Backward sums the gradient
+    of q in fp32 before it is rounded (`dq_accum` of flash-attention's flash_api.cpp).
     """
     b, s, a, g, d = heads.batch, heads.sequence, heads.queries, heads.keys, heads.dim
     q, kv = b * s * a * d, 2 * b * s * g * d
@@ -257,6 +283,8 @@ def flash_attention(e: Elements, heads: Heads, version: str = "flash") -> Operat
         ),
         kept_bytes=e.activation * (q + kv) + rows,
         core_input_bytes=e.activation * (q + kv),
+        forward_bytes=e.activation * q,
+        backward_bytes=e.activation * (2 * q + kv) + FP32 * q,
         model_flops=4.0 * b * a * s * s * d,
     )
 
@@ -276,15 +304,19 @@ def unfused_attention(e: Elements, heads: Heads, *, dropout: bool) -> tuple[Oper
         ),
         kept_bytes=e.activation * (q + kv // 2),
         core_input_bytes=e.activation * (q + kv // 2),
+        forward_bytes=e.activation * scores,
+        backward_bytes=e.activation * (scores + q + kv // 2),
         model_flops=flops,
     )
     softmax = pointwise(
         "softmax", e, reads=scores, writes=scores, grad_reads=2 * scores, grad_writes=scores,
-        kept_bytes=e.activation * scores, flops_per_element=5, core_input_bytes=0.0,
+        kept_bytes=e.activation * scores, passing=(scores, 2 * scores), flops_per_element=5,
+        core_input_bytes=0.0,
     )  # fmt: skip
     drop = pointwise(
         "attention dropout", e, reads=scores, writes=scores + mask, grad_reads=scores + mask,
-        grad_writes=scores, kept_bytes=float(scores), core_input_bytes=0.0,
+        grad_writes=scores, kept_bytes=float(scores), passing=(scores, 2 * scores),
+        core_input_bytes=0.0,
     )  # fmt: skip
     context = Operator(
         name="context",
@@ -296,13 +328,15 @@ def unfused_attention(e: Elements, heads: Heads, *, dropout: bool) -> tuple[Oper
         # the dropped-out probabilities are a tensor of their own; without dropout softmax kept them
         kept_bytes=e.activation * ((scores if dropout else 0) + kv // 2),
         core_input_bytes=e.activation * (kv // 2),
+        forward_bytes=e.activation * q,
+        backward_bytes=e.activation * (q + scores + kv // 2),
         model_flops=flops,
     )
     # heads go to the front of tokens and back: the result is copied forward and in backward, and
     # the gradients of q, k and v are gathered into one
     copies = pointwise(
         "attention layout", e, reads=q, writes=q, grad_reads=2 * q + kv, grad_writes=2 * q + kv,
-        kept_bytes=0.0,
+        kept_bytes=0.0, passing=(2 * q, 2 * (q + kv)),
     )  # fmt: skip
     core = (product, softmax, drop, context) if dropout else (product, softmax, context)
     return (*core, copies)
@@ -313,9 +347,11 @@ def embedding(
 ) -> Operator:
     """Look up the rows of tokens, and of positions where they are learned; add; drop out.
 
-    `dropped` are the tokens that this rank drops out of.
+    `dropped` are the tokens that this rank drops out of. The gradient of the matrix is dense.
     """
     size = tokens * hidden
+    params = (vocab + positions) * hidden
+    apart = e.weight * params if e.accumulation != "none" else 0
     learned = bool(positions)
     mask = dropped * hidden
     moved = e.activation * size * (2 + learned) + mask
@@ -325,7 +361,9 @@ def embedding(
         forward=(Kernel("embedding", float(size), float(moved), "fp32"),),
         weight_grad=(Kernel("embedding wgrad", float(size), float(grad), "fp32"),),
         kept_bytes=float(mask),
-        params=(vocab + positions) * hidden,
+        forward_bytes=float(e.activation * size),
+        backward_bytes=float(e.activation * size + apart),
+        params=params,
         matrices=((vocab, hidden), *([(positions, hidden)] if positions else [])),
     )
 
@@ -333,7 +371,9 @@ def embedding(
 def cross_entropy(e: Elements, *, tokens: int, vocab: int) -> Operator:
     """Softmax and loss over the vocabulary in fp32; the fp32 probabilities are kept for backward.
 
-    Where logits are shorter than fp32 a copy is made, and the gradient is copied back.
+    Where logits are shorter than fp32 a copy is made, and the gradient is copied back. The copy
+    becomes the probabilities and then the gradient in place, as in Megatron-LM's
+    `_VocabParallelCrossEntropy`, fused or not; torch's eager loss makes one more in each pass.
     """
     size = float(tokens * vocab)
     copy = size * (e.activation + FP32) if e.activation < FP32 else 0.0
@@ -343,6 +383,8 @@ def cross_entropy(e: Elements, *, tokens: int, vocab: int) -> Operator:
         forward=(Kernel("loss", 5 * size, moved, "fp32"),),
         input_grad=(Kernel("loss grad", 2 * size, moved, "fp32"),),
         kept_bytes=FP32 * size,
+        forward_bytes=e.activation * size,
+        backward_bytes=e.activation * size if e.activation < FP32 else 0.0,
     )
 
 
@@ -401,5 +443,12 @@ def first_of_region(
         input_grad = (*_beside(again), *product.input_grad, *_beside(summed))
     else:
         input_grad = (*again, *product.input_grad)
-    kept = product.kept_bytes / tp if sequence else product.kept_bytes
-    return enter, replace(product, input_grad=input_grad, kept_bytes=kept)
+    product = replace(product, input_grad=input_grad)
+    if not sequence:
+        return enter, product
+    return enter, replace(
+        product,
+        kept_bytes=product.kept_bytes / tp,
+        forward_bytes=product.forward_bytes + size,
+        backward_bytes=product.backward_bytes + size + size / tp,  # gathered again; scattered
+    )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from simulator.lower.layers import Block
 from simulator.lower.operators import Beside, Operator, Part
-from simulator.program import NONE, Cost, Flow, Kernel, Work
+from simulator.program import NONE, NOTHING, Cost, Flow, Kernel, Memory, Work
 
 COMPUTE, TP, DP, TIED, UNSHARD, REDUCE, SHARDS, PIPELINE = range(8)
 """Codes of the streams that every program has; those of sends and receives follow."""
@@ -52,10 +52,20 @@ class Pass(NamedTuple):
     frees: bool
     completes: bool
     """Whether it completes weight gradients."""
+    passing: Callable[[Operator], float]
+    """Bytes that are alive only while an operator runs."""
 
 
-FORWARD = Pass("F", lambda o: o.forward, reverse=False, keeps=True, frees=False, completes=False)
-BACKWARD = Pass("B", lambda o: o.backward, reverse=True, keeps=False, frees=True, completes=True)
+FORWARD = Pass(
+    "F", lambda o: o.forward, reverse=False, keeps=True, frees=False, completes=False,
+    passing=lambda o: o.forward_bytes,
+)  # fmt: skip
+BACKWARD = Pass(
+    "B", lambda o: o.backward, reverse=True, keeps=False, frees=True, completes=True,
+    passing=lambda o: o.backward_bytes + o.stream_bytes,
+)  # fmt: skip
+RECOMPUTE = FORWARD._replace(name="recompute", passing=lambda o: o.forward_bytes + o.stream_bytes)
+"""Beside what is computed again the gradient of the layer's output waits."""
 
 
 class Holding(NamedTuple):
@@ -78,17 +88,18 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
     """
     out: list[Segment] = []
     kernels: list[Kernel] = []
-    alloc = free = grads = 0.0
+    alloc = free = most = grads = 0.0  # `most` is alive at once of what these kernels bring
     aside = False
 
     def close() -> None:
-        nonlocal alloc, free
+        nonlocal alloc, free, most
         if kernels:
             name = kernels[0].name if detail == "kernel" else f"{block.name} {run.name}"
-            work = Work(name, tuple(kernels), alloc_bytes=alloc, free_bytes=free)
+            passing = most - alloc
+            work = Work(name, tuple(kernels), None, Memory(alloc, passing), Memory(free, passing))
             out.append(Segment(work, COMPUTE, aside=aside))
         kernels.clear()
-        alloc = free = 0.0
+        alloc = free = most = 0.0
 
     def complete() -> None:
         """Hand over gradients where a run of kernels ends, whatever the detail."""
@@ -118,6 +129,7 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
             # memory comes alive with an operator's first kernel and is released with its last
             if run.keeps and i == own[0]:
                 alloc += holding.kept(index, operator)
+            most = max(most, alloc - free + run.passing(operator))
             if run.frees and i == own[-1]:
                 free += holding.kept(index, operator)
             if run.completes and i == own[-1]:
@@ -132,7 +144,7 @@ def recomputing(block: Block, detail: str, holding: Holding) -> tuple[list[Segme
     What is not saved comes alive as backward begins to run it again.
     """
     more = block.kept_bytes - sum(o.saved_bytes for o in block.operators)
-    again = FORWARD._replace(name="recompute", parts=lambda o: o.again)
+    again = RECOMPUTE._replace(parts=lambda o: o.again)
     saved = holding._replace(kept=lambda _index, o: o.saved_bytes)
     regained = holding._replace(kept=lambda index, _o: 0.0 if index else more)
     backward = segments(block, BACKWARD, detail, holding)
@@ -177,26 +189,42 @@ def _join(group: list[Segment]) -> list[Segment]:
     """
     flows: dict[Flow, int] = {}
     works: tuple[list[Work], list[Work]] = ([], [])
-    level = peak = 0.0
     for segment in group:
         cost = segment.cost
         if isinstance(cost, Flow):
             flows[cost] = flows.get(cost, 0) + cost.count
-            continue
-        works[bool(flows)].append(cost)
-        level += cost.alloc_bytes
-        peak = max(peak, level)
-        level -= cost.free_bytes
+        else:
+            works[bool(flows)].append(cost)
     rows: list[Segment] = [Segment(_one(w), COMPUTE) for w in works[:1] if w]
     rows += [Segment(replace(flow, count=count), TP) for flow, count in flows.items()]
     rows += [Segment(_one(w), COMPUTE) for w in works[1:] if w]
     at = [i for i, row in enumerate(rows) if isinstance(row.cost, Work)]
     if at:  # a chain without work keeps nothing
-        rows[at[0]] = moving(rows[at[0]], alloc=peak)
-        rows[at[-1]] = moving(rows[at[-1]], free=peak - level)
+        alloc, free = _level(works[0] + works[1])
+        rows[at[0]] = moving(rows[at[0]], alloc=alloc)
+        rows[at[-1]] = moving(rows[at[-1]], free=free)
     total = sum(segment.gradient_bytes for segment in group)
     rows[-1] = rows[-1]._replace(gradient_bytes=total)
     return rows
+
+
+def _level(works: list[Work]) -> tuple[Memory, Memory]:
+    """Return what works move that begin and end together, alive at once as much as in turn.
+
+    What is kept comes alive at its own peak. Transients are what is more than that when most is
+    alive; below zero where the peaks of what else there is fall apart.
+    """
+    level = highest = (0.0,) * len(Memory._fields)
+    most = 0.0
+    for work in works:
+        level = tuple(have + more for have, more in zip(level, work.alloc, strict=True))
+        highest = tuple(map(max, highest, level))
+        most = max(most, sum(level))
+        level = tuple(have - less for have, less in zip(level, work.free, strict=True))
+    lasting = Memory(*highest)._replace(transients=0.0)
+    alloc = lasting._replace(transients=most - lasting.total)
+    left = Memory(*level)._replace(transients=0.0)
+    return alloc, Memory(*(a - b for a, b in zip(alloc, left, strict=True)))
 
 
 def _one(works: list[Work]) -> Work:
@@ -211,8 +239,9 @@ def _one(works: list[Work]) -> Work:
                 tuple(replace(k, count=count[i]) for i, k in kernels.items()))  # fmt: skip
 
 
-def moving(row: Segment, alloc: float = 0.0, free: float = 0.0) -> Segment:
+def moving(row: Segment, alloc: Memory = NOTHING, free: Memory = NOTHING) -> Segment:
     """Return work that brings more memory alive and releases more."""
     assert isinstance(row.cost, Work)
-    alloc, free = row.cost.alloc_bytes + alloc, row.cost.free_bytes + free
-    return row._replace(cost=replace(row.cost, alloc_bytes=alloc, free_bytes=free))
+    more = Memory(*(a + b for a, b in zip(row.cost.alloc, alloc, strict=True)))
+    less = Memory(*(a + b for a, b in zip(row.cost.free, free, strict=True)))
+    return row._replace(cost=replace(row.cost, alloc=more, free=less))

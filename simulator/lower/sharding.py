@@ -29,7 +29,18 @@ from simulator.lower.segments import (
     Segment,
     moving,
 )
-from simulator.program import ACTION_CODE, NONE, Flow, Int8, Int16, Int32, Int64, Work
+from simulator.program import (
+    ACTION_CODE,
+    NONE,
+    NOTHING,
+    Flow,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Memory,
+    Work,
+)
 from simulator.schedules import Action, actions_of
 
 BY_USE, BY_MICROBATCH, BY_STEP = range(3)
@@ -108,13 +119,14 @@ def stays(s: Scenario, block: str, *, is_first: bool, is_last: bool) -> int:
     return BY_MICROBATCH if block == "head" and turns else BY_USE
 
 
-def exchange(s: Scenario, size: float, alloc: float = 0.0) -> list[Segment]:
+def exchange(s: Scenario, size: float, longer: float = 0.0) -> list[Segment]:
     """Return the sum of `size` bytes of gradients: over the shards, then of a shard over replicas.
 
     Where gradients are kept sharded (from stage 2 on) those in full are released when it ends.
+    `longer` are the bytes by which the copy that is reduced is longer than the gradients.
     """
-    free = size if s.plan.zero > 1 else 0.0
-    scatter = Flow("reduce_scatter", size, alloc_bytes=alloc, free_bytes=free)
+    freed = Memory(unreduced=size) if s.plan.zero > 1 else NOTHING
+    scatter = Flow("reduce_scatter", size, alloc=Memory(unreduced=longer), free=freed)
     rows = [Segment(scatter, REDUCE, place=BRANCH)]
     if s.plan.shards < s.plan.dp:
         rows.append(Segment(Flow("all_reduce", size / s.plan.shards), DP, place=BRANCH))
@@ -128,7 +140,10 @@ def holding_gradients(s: Scenario, chain: list[Segment]) -> list[Segment]:
     """
     if s.plan.zero != 2 or s.plan.shards == 1:
         return chain
-    return [moving(x, alloc=x.gradient_bytes) if x.gradient_bytes else x for x in chain]
+    return [
+        moving(x, alloc=Memory(unreduced=x.gradient_bytes)) if x.gradient_bytes else x
+        for x in chain
+    ]
 
 
 def gathering(
@@ -153,15 +168,15 @@ def gathering(
     """
     p = s.precision
     full, reduced = float(p.weight * trained), float(p.gradient * trained)
-    gather = Segment(Flow("all_gather", size, alloc_bytes=size), UNSHARD, place=AHEAD)
+    gather = Segment(Flow("all_gather", size, alloc=Memory(gathered=size)), UNSHARD, place=AHEAD)
     if not backward:
-        chain = [gather, *_on_work(forward, -1, free=size)]
+        chain = [gather, *_on_work(forward, -1, free=Memory(gathered=size))]
         return Passes(first=chain, forward=chain, backward=[], last=[])
-    summed = exchange(s, reduced, alloc=reduced - full) if trained else []
-    backward = _on_work(backward, 0, alloc=full)
+    summed = exchange(s, reduced, longer=reduced - full) if trained else []
+    backward = _on_work(backward, 0, alloc=Memory(unreduced=full))
 
     def one(chain: list[Segment], gathers: bool, frees: bool) -> list[Segment]:
-        chain = _on_work(chain, -1, free=size) if frees else chain
+        chain = _on_work(chain, -1, free=Memory(gathered=size)) if frees else chain
         return [gather, *chain] if gathers else chain
 
     return Passes(
@@ -173,7 +188,7 @@ def gathering(
 
 
 def _on_work(
-    chain: list[Segment], which: int, *, alloc: float = 0.0, free: float = 0.0
+    chain: list[Segment], which: int, *, alloc: Memory = NOTHING, free: Memory = NOTHING
 ) -> list[Segment]:
     """Return a chain whose first or last work moves more memory."""
     at = [i for i, x in enumerate(chain) if isinstance(x.cost, Work)][which]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from simulator.program import NONE, Int64, Program
+from simulator.program import NONE, Int64, Memory, Program
 from simulator.timeline import Timeline
 
 Float64 = npt.NDArray[np.float64]
@@ -16,7 +16,7 @@ Float64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class MemoryTimeline:
-    """What comes and goes: activations, gathered weights, gradients in full.
+    """What comes and goes: activations, transients, gathered weights, gradients in full.
 
     What is alive all the time is `Program.static_bytes`.
 
@@ -25,14 +25,20 @@ class MemoryTimeline:
 
     program: Program
     timeline: Timeline
+    parts: tuple[str, ...] = Memory._fields
+    """What of it is counted, fields of `Memory`."""
 
     @cached_property
     def moved(self) -> tuple[Float64, Float64]:
         """Bytes that each row of the program allocates at its start and frees at its end."""
-        costs = self.program.costs
-        alloc = np.array([cost.alloc_bytes for cost in costs], np.float64)[self.program.cost]
-        free = np.array([cost.free_bytes for cost in costs], np.float64)[self.program.cost]
-        return alloc, free
+        costs, counted = self.program.costs, [part in self.parts for part in Memory._fields]
+        alloc = np.array([cost.alloc for cost in costs], np.float64).reshape(-1, len(counted))
+        free = np.array([cost.free for cost in costs], np.float64).reshape(-1, len(counted))
+        return (alloc @ counted)[self.program.cost], (free @ counted)[self.program.cost]
+
+    def only(self, *parts: str) -> MemoryTimeline:
+        """Return the same, counting some parts only."""
+        return replace(self, parts=parts)
 
     @cached_property
     def peak(self) -> Float64:
@@ -63,6 +69,29 @@ class MemoryTimeline:
         at, tile = (int(x[0]) for x in np.nonzero(self.program.tile_ranks == rank))
         return self._of(at, int(self._column[tile]))
 
+    def at_peak(self, rank: int) -> Peak:
+        """Return what one rank holds when it holds most, the first time in its last step."""
+        at, tile = (int(x[0]) for x in np.nonzero(self.program.tile_ranks == rank))
+        column = int(self._column[tile])
+        p, (start, end) = self.program, self.timeline.columns
+        time, held = self._of(at, column)
+        if not len(time):
+            return Peak(0, Memory(), (), NONE)
+        rows = np.flatnonzero((p.rank == at) & (p.step == p.step.max()))
+        window = time >= start[rows, column].min()
+        tick = int(time[window][np.argmax(held[window])])
+        mine = np.flatnonzero(p.rank == at)
+        begun, ended = mine[start[mine, column] <= tick], mine[end[mine, column] <= tick]
+        parts, balance = [], {}
+        for part in Memory._fields:
+            alloc, free = self.only(part).moved
+            parts.append(float(alloc[begun].sum() - free[ended].sum()))
+            if part == "activations":
+                balance = _by_microbatch(p, (begun, alloc), (ended, free))
+        running = begun[(end[begun, column] > tick) & (p.stream[begun] == COMPUTE)]
+        kept = tuple(key for key, size in sorted(balance.items()) if size > 0.5)
+        return Peak(tick, Memory(*parts), kept, int(running[0]) if len(running) else NONE)
+
     @property
     def _column(self) -> Int64:
         """Column of the timeline of each tile."""
@@ -81,11 +110,40 @@ class MemoryTimeline:
         return time[order], np.cumsum(delta[order])
 
 
+COMPUTE = 0
+"""Number of the compute stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What a rank holds at one time, beside what it holds all the time."""
+
+    tick: int
+    memory: Memory
+    kept: tuple[tuple[int, int], ...]
+    """(stage, microbatch) of all of which activations are alive."""
+    row: int
+    """Row of the program that is computing then, or NONE."""
+
+
+def _by_microbatch(
+    p: Program, up: tuple[Int64, Float64], down: tuple[Int64, Float64]
+) -> dict[tuple[int, int], float]:
+    """Return the bytes that rows have brought and not yet taken, by step, stage and microbatch."""
+    balance: dict[tuple[int, int], float] = {}
+    for sign, (rows, size) in ((1.0, up), (-1.0, down)):
+        rows = rows[size[rows] != 0]
+        keys = zip(p.stage[rows].tolist(), p.microbatch[rows].tolist(), strict=True)
+        for key, moved in zip(keys, size[rows].tolist(), strict=True):
+            balance[key] = balance.get(key, 0.0) + sign * moved
+    return balance
+
+
 def _runs(first: Int64, length: int) -> Int64:
     """Return the lengths of runs that begin at `first` and end with the whole."""
     return np.diff(np.append(first, length))
 
 
 def memory_over_time(program: Program, timeline: Timeline) -> MemoryTimeline:
-    """Return the activations alive over time."""
+    """Return what comes and goes in memory over time."""
     return MemoryTimeline(program, timeline)

@@ -56,6 +56,11 @@ COLOURS = {
     "weights": "#c8ad7f",
     "gradients": "#7d5a44",
     "activations": "#b9b3e6",
+    "transients": "#6f5fb0",
+    "gathered": "#e3d6bb",
+    "unreduced": "#b08f7d",
+    "buffers": "#8f8f8f",
+    "context": "#d0d0d0",
     "capacity": "#b00020",
 }
 """Colour of everything that figures draw, by its name in reports."""
@@ -69,6 +74,10 @@ HATCHES = {
     "stall": "----",
     "drain": "||||",
     "gradients": "////",
+    "gathered": "....",
+    "unreduced": "\\\\\\\\",
+    "buffers": "----",
+    "context": "....",
 }
 """Hatch of areas that would otherwise look alike in grey."""
 

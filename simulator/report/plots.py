@@ -1,7 +1,7 @@
 """Figures: the pipeline as papers draw it, where the time goes, and memory over time.
 
-This module, `network_plots` and their palette are the one door of matplotlib, opened when a first
-figure is drawn.
+This module, `memory_plot`, `network_plots` and their palette are the one door of matplotlib, opened
+when a first figure is drawn.
 """
 
 from __future__ import annotations
@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from simulator.errors import DescriptionError
-from simulator.lower.memory import static_memory
 from simulator.lower.mesh import Mesh
 from simulator.program import ACTIONS, NONE, Int64
-from simulator.report import network_plots, palette
+from simulator.report import memory_plot, network_plots, palette
 from simulator.report.breakdown import CATEGORIES, COMMUNICATION, stream_category
 from simulator.report.palette import COLOURS, INK, Float64, Lane, Spans, text_width
-from simulator.report.sharding import passing_name
-from simulator.units import UNITS
 
 if TYPE_CHECKING:
     from simulator.report.result import Result
@@ -33,10 +29,6 @@ MAX_EVERY_RANK = 16
 
 WORK_NAMES = {"F": "forward", "B": "backward", "I": "I", "W": "W"}
 """Palette name of an action on the compute stream; any other is the optimizer."""
-
-MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations")
-
-GB = UNITS["bytes"]["GB"]
 
 
 class Cells(NamedTuple):
@@ -66,7 +58,7 @@ class Plots:
 
     def memory(self, path: str | Path | None = None) -> Figure:
         """Draw what fills device memory over time."""
-        return memory(self.result, path)
+        return memory_plot.memory(self.result, path)
 
     def links(self, path: str | Path | None = None) -> Figure:
         """Draw how busy the busiest links are over time; flows must share links."""
@@ -287,103 +279,6 @@ def breakdown_bars(result: Result) -> tuple[Float64, list[str], str]:
     return mean, [palette.stages_named(result.stages[place]) for place in places.tolist()], which
 
 
-def memory(result: Result, path: str | Path | None = None) -> Figure:
-    """Draw what fills the fullest rank beside its capacity, and below it a rank of each stage.
-
-    Of a bare schedule, which has no sizes, draw how many microbatches each rank keeps.
-
-    Raises:
-        DescriptionError: when the figure cannot be saved.
-    """
-    palette.check_path(path)
-    ranks = palette.sample(result.stage_ranks)
-    sized, count = result.scenario is not None, result.tiled.num_ranks
-    many = len(ranks) > 1 or not sized
-    some = f"{len(ranks)} of {count} ranks, " if len(ranks) < count else ""
-    some += "" if sized else "microbatches kept for backward, "
-    handles: list[Any] = [palette.swatch(p) for p in MEMORY_PARTS if sized or p == "activations"]
-    handles[-1].set_label(passing_name(result.scenario))
-    if sized:
-        handles.append(Line2D([], [], color=COLOURS["capacity"], ls="--", label="capacity"))
-    labels = [palette.rank_label(result, rank) for rank in ranks.tolist()]
-    peaks = [_peak(result, rank) for rank in ranks.tolist()]
-    begin, end = result.window
-    with palette.style():
-        figure, axes = palette.sheet(
-            6.4,
-            [2.3] * sized + [min(0.5, 8 / len(ranks)) * len(ranks)] * many,
-            titles=palette.titles_of(result, f"rows: {some}all to one scale" if many else ""),
-            handles=handles,
-            labels=[*(labels if many else ()), "0000000"],
-            right=0.25 + max(text_width(peak, 9) for peak in peaks) / 72 * many,
-        )
-        for ax in axes:
-            unit = palette.time_axis(ax, begin, end, since_last_step=begin > 0)
-            ax.set_xlabel(ax.get_xlabel() if ax is axes[-1] else "")
-        if sized:
-            _draw_fullest(axes[0], result, unit)
-        if many:
-            palette.row_axis(axes[-1], labels, 0.6)
-            _draw_each(axes[-1], result, ranks.tolist(), unit)
-    return palette.save(figure, path)
-
-
-def _draw_fullest(ax: Axes, result: Result, unit: float) -> None:
-    """Stack what fills the rank that needs most memory, below the capacity of its device."""
-    assert result.scenario is not None  # the caller asks only then
-    rank = int(np.argmax(result.peak_memory_bytes))
-    time, heights = memory_parts(result, rank)
-    _stack(ax, time / unit, {name: high / GB for name, high in heights.items()}, 0.0, 1.0)
-    room = result.scenario.cluster.node.device.memory / GB
-    ax.axhline(room, color=COLOURS["capacity"], ls="--", lw=1.3, gid="capacity")
-    ax.set(ylim=(0, 1.25 * max(room, result.peak_memory_bytes[rank] / GB)), ylabel="memory (GB)")
-    name, peak = palette.rank_label(result, rank), _peak(result, rank)
-    ax.text(0.01, 0.98, f"{name}, the fullest: {peak} of {room:.0f} GB", va="top",
-            transform=ax.transAxes)  # fmt: skip
-
-
-def _draw_each(ax: Axes, result: Result, ranks: list[int], unit: float) -> None:
-    """Draw a row for each rank, all to one scale, with its peak at the right."""
-    scale = max(float(result.peak_memory_bytes[ranks].max()), 1.0)
-    for row, rank in enumerate(ranks):
-        time, heights = memory_parts(result, rank)
-        _stack(ax, time / unit, heights, row + 0.96, -0.82 / scale)
-        ax.text(1.01, row + 0.6, _peak(result, rank), va="center_baseline",
-                transform=ax.get_yaxis_transform())  # fmt: skip
-
-
-def _stack(ax: Axes, x: Float64, parts: dict[str, Float64], low: float, step: float) -> None:
-    base = np.full(len(x), low)
-    for name, part in parts.items():
-        top = base + step * part
-        ax.fill_between(x, base, top, step="post", gid=name, **palette.area(name))
-        base = top
-    ax.step(x, base, where="post", color=INK, lw=0.8)
-
-
-def _peak(result: Result, rank: int) -> str:
-    peak = float(result.peak_memory_bytes[rank])
-    return f"peak {peak / GB:.1f} GB" if result.scenario else f"peak {peak:.0f}"
-
-
-def memory_parts(result: Result, rank: int) -> tuple[Int64, dict[str, Float64]]:
-    """Return ticks since the last step began, and the bytes of a rank from then on by what for."""
-    begin, end = result.window
-    time, kept = result.memory.of_rank(rank)
-    before, inside = np.searchsorted(time, [begin, end], side="right").tolist()
-    held = np.append(0.0, kept)[[before, *range(before + 1, inside + 1), inside]]
-    ticks = np.concatenate([[begin], time[before:inside], [end]]) - begin
-    lasting = np.append(np.diff(ticks) > 0, True)  # the last of what happens at one time stays
-    ticks, held = ticks[lasting], held[lasting]
-    parts = {}
-    if result.scenario is not None:
-        every = static_memory(result.scenario)
-        stages = [every[stage] for stage in palette.stages_of(result, rank)]
-        for name in MEMORY_PARTS[:-1]:
-            parts[name] = np.full(len(ticks), sum(float(getattr(s, name)) for s in stages))
-    return ticks, parts | {"activations": held}
-
-
 def _row_of_rank(result: Result, ranks: Int64) -> Int64:
     rows = np.full(result.tiled.num_ranks, NONE, np.int64)
     rows[ranks] = np.arange(len(ranks))
@@ -393,7 +288,7 @@ def _row_of_rank(result: Result, ranks: Int64) -> Int64:
 FIGURES: dict[str, Callable[..., Figure]] = {
     "pipeline": pipeline,
     "breakdown": breakdown,
-    "memory": memory,
+    "memory": memory_plot.memory,
     "links": network_plots.links,
     "topology": network_plots.topology,
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from simulator.describe.scenario import Scenario
+from simulator.hardware.outside import outside
 from simulator.program import ACTIONS, NONE, Int64, Program
 from simulator.report.breakdown import Breakdown, breakdown
 from simulator.report.memory import MemoryTimeline, memory_over_time
@@ -150,8 +151,13 @@ class Result:
 
     @cached_property
     def memory(self) -> MemoryTimeline:
-        """Activations over time."""
+        """What comes and goes in memory over time; `peak_memory_bytes` has the rest too."""
         return memory_over_time(self.tiled, self.times)
+
+    @cached_property
+    def activations(self) -> MemoryTimeline:
+        """Activations kept for backward over time."""
+        return self.memory.only("activations")
 
     @cached_property
     def flows(self) -> tuple[FlowUse, ...]:
@@ -173,9 +179,22 @@ class Result:
 
     @cached_property
     def peak_memory_bytes(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Most device memory in use at any time, by rank."""
+        """Most bytes allocated at any time, by rank (torch.cuda.max_memory_allocated)."""
         static = self.tiled.static_bytes
         return self.memory.peak + (static if len(static) else 0.0)
+
+    @property
+    def reserved_memory_bytes(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Most bytes that the allocator has reserved, by rank (torch.cuda.max_memory_reserved)."""
+        reserve = 1.0 if self.scenario is None else self.scenario.run.allocator_reserve
+        return self.peak_memory_bytes * reserve
+
+    @property
+    def device_memory_bytes(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Most bytes in use on each rank's device: reserved, the context, NCCL's buffers."""
+        return self.reserved_memory_bytes + (
+            0.0 if self.scenario is None else outside(self.scenario)
+        )
 
     @cached_property
     def summary(self) -> Summary:

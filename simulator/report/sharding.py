@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from simulator.describe.plan import Plan
-from simulator.describe.scenario import Scenario
 from simulator.hardware.nccl import bus_factor
 from simulator.program import NONE, Flow
 from simulator.report.breakdown import stream_category
@@ -53,12 +52,6 @@ def sharding_name(plan: Plan) -> str:
     """Return how a plan shards, in a few words."""
     replicas = plan.dp // plan.shards
     return f"ZeRO-{plan.zero} over {plan.shards}" + (f" x {replicas} replicas" * (replicas > 1))
-
-
-def passing_name(s: Scenario | None) -> str:
-    """Return what to call memory that comes and goes: not only activations from stage 2 on."""
-    more = s is not None and s.plan.shards > 1 and s.plan.zero > 1
-    return "comes and goes" if more else "activations"
 
 
 def sharding_memory(plan: Plan, parts: tuple[float, float, float]) -> str:

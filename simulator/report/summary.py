@@ -11,6 +11,7 @@ from simulator.describe.network import Network
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.hardware.compute import BOUNDS, work_seconds
+from simulator.hardware.outside import nccl_bytes
 from simulator.hardware.placement import spans
 from simulator.lower.sharding import is_gathering
 from simulator.lower.trainable import model_flops_per_token, recomputed_flops_per_token
@@ -54,6 +55,11 @@ class Summary:
     exposed_communication_s: dict[str, float]
     """Mean over ranks, by kind."""
     peak_memory_bytes: float
+    """Allocated on the fullest rank (torch.cuda.max_memory_allocated)."""
+    reserved_memory_bytes: float
+    """Reserved by the allocator there (torch.cuda.max_memory_reserved)."""
+    device_memory_bytes: float
+    """In use on its device: reserved, the driver's context, NCCL's buffers."""
     peak_memory_rank: int
     memory_capacity_bytes: float
     shares: dict[str, float]
@@ -63,7 +69,7 @@ class Summary:
     @property
     def fits(self) -> bool:
         """Whether the fullest rank stays within its device's memory."""
-        return self.peak_memory_bytes <= self.memory_capacity_bytes
+        return self.device_memory_bytes <= self.memory_capacity_bytes
 
 
 def summarise(result: Result) -> Summary:
@@ -80,6 +86,7 @@ def summarise(result: Result) -> Summary:
     shares = _shares(result, s)
     fullest = int(np.argmax(peak))
     capacity = s.cluster.node.device.memory
+    needed = float(result.device_memory_bytes[fullest])
     return Summary(
         step_time_s=seconds,
         first_step_s=result.first_step_s,
@@ -91,10 +98,12 @@ def summarise(result: Result) -> Summary:
         bubble_ratio=float(b.bubble.sum() / max(1, b.of("forward", "backward", "optimizer").sum())),
         exposed_communication_s={kind: shares[kind] * seconds for kind in COMMUNICATION},
         peak_memory_bytes=float(peak[fullest]),
+        reserved_memory_bytes=float(result.reserved_memory_bytes[fullest]),
+        device_memory_bytes=needed,
         peak_memory_rank=fullest,
         memory_capacity_bytes=capacity,
         shares=shares,
-        bottleneck=_bottleneck(shares, float(peak[fullest]), capacity),
+        bottleneck=_bottleneck(shares, needed, capacity),
     )
 
 
@@ -198,8 +207,7 @@ def assumptions(s: Scenario) -> list[str]:
         + HOST[s.cluster.node.host_launch > 0].format(format_seconds(s.cluster.node.host_launch)),
         "MFU counts attention in full (12 x layers x hidden x sequence a token) though causal "
         "kernels skip half of it",
-        "memory leaves out gradients of activations, temporary workspaces, communication buffers, "
-        "the allocator's fragmentation and the CUDA context",
+        *_memory_assumptions(s),
         *training_assumptions(s),
     ]
     out += _low_precision(s) + _saved_operators(s)
@@ -289,6 +297,26 @@ def _saved_operators(s: Scenario) -> list[str]:
         "of wq, wk, wv, wo, w1, w3, w2 every second one runs again in backward, though wq, wk, wv "
         "and w1, w3 are one product each forward; all that a layer has not saved comes alive as "
         "its backward begins"
+    ]
+
+
+def _memory_assumptions(s: Scenario) -> list[str]:
+    """Return what was assumed of memory that the plan does not say."""
+    reserve, device = s.run.allocator_reserve, s.cluster.node.device
+    more = "no more than" if reserve == 1 else f"{reserve:.4g} times"
+    products = {
+        "torch": "linear layers hold nothing of their own",
+        "megatron": "linear layers make an empty gradient in each backward",
+        "transformer_engine": "linear layers keep an empty gradient for each shape of weight",
+    }[s.run.linear_layers]
+    return [
+        "memory counts a tensor from the kernel that makes it to the last one that uses it, and "
+        f"cuBLAS workspaces; {products}; the loss works in place, in fp32; the optimizer and "
+        "the copies of collectives take none",
+        f"torch's allocator reserves {more} what is allocated at the peak (run.allocator_reserve); "
+        "on the device the driver's "
+        f"context takes {format_bytes(device.context)} and NCCL "
+        f"{format_bytes(nccl_bytes(s))}: a buffer of each protocol for each channel and peer",
     ]
 
 

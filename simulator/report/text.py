@@ -12,12 +12,7 @@ from simulator.describe.scenario import Scenario
 from simulator.lower.trainable import parameters
 from simulator.program import ACTIONS, NONE
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
-from simulator.report.sharding import (
-    passing_name,
-    sharding_lines,
-    sharding_memory,
-    sharding_name,
-)
+from simulator.report.sharding import sharding_lines, sharding_name
 from simulator.report.summary import OWNERS, Summary, assumptions
 from simulator.report.training import training_name
 from simulator.units import (
@@ -106,9 +101,11 @@ def _numbers(result: Result, summary: Summary) -> list[str]:
         f"  bubble      {summary.bubble_fraction:.1%} of the step "
         f"({low:.1%} to {high:.1%} by rank), {summary.bubble_ratio:.1%} of the work",
         f"  exposed     {communication} (mean over ranks)",
-        f"  memory      {format_bytes(summary.peak_memory_bytes)} of "
+        f"  memory      {format_bytes(summary.device_memory_bytes)} of "
         f"{format_bytes(summary.memory_capacity_bytes)} "
-        f"on rank {summary.peak_memory_rank}: {verdict}",
+        f"on rank {summary.peak_memory_rank}: {verdict} "
+        f"({format_bytes(summary.peak_memory_bytes)} allocated, "
+        f"{format_bytes(summary.reserved_memory_bytes)} reserved)",
         f"  bottleneck  {summary.bottleneck}",
         "  owners      "
         + ", ".join(f"{OWNERS[k]} {v:.1%}" for k, v in summary.shares.items() if v >= 0.0005),
@@ -131,7 +128,8 @@ def _busiest_links(result: Result) -> list[str]:
     return ["", "busiest links", links_text(result.links, 5)]
 
 
-def _stages_head(result: Result) -> str:
+def stages_head(result: Result) -> str:
+    """Return the head of a column of ranks by what they hold."""
     return "stages" if max(map(len, result.stages)) > 1 else "stage"
 
 
@@ -145,10 +143,10 @@ def _stage_table(result: Result) -> str:
     """Return a row for the ranks of each stage or stages: mean times, and the highest memory."""
     b, ranks_of = result.breakdown, result.tiled.tile_ranks
     present = [c for c in CATEGORIES if c in WORK or c in BUBBLE or b.of(c).any()]
-    rows = [[_stages_head(result), "ranks", *present, "peak memory"]]
+    rows = [[stages_head(result), "ranks", *present, "device memory"]]
     for stages, ranks in zip(result.stages, ranks_of, strict=True):
         shares = [f"{b.shares[CATEGORIES.index(c), ranks].mean():.1%}" for c in present]
-        peak = format_bytes(result.peak_memory_bytes[ranks].max())
+        peak = format_bytes(result.device_memory_bytes[ranks].max())
         rows.append([stages_text(stages), str(len(ranks)), *shares, peak])
     return table(rows)
 
@@ -156,7 +154,7 @@ def _stage_table(result: Result) -> str:
 def bare_text(result: Result) -> str:
     """Return the report of a bare schedule: its grid over time and its bubble."""
     b = result.breakdown
-    chunks = ", of one stage each" if _stages_head(result) == "stages" else ""
+    chunks = ", of one stage each" if stages_head(result) == "stages" else ""
     return "\n".join([
         schedule_text(result),
         "",
@@ -244,28 +242,8 @@ def result_dict(result: Result) -> dict[str, Any]:
         "bubble_fraction": b.bubble_fraction.tolist(),
         "exposed_communication_s": (b.of(*COMMUNICATION) / TICKS_PER_SECOND).tolist(),
         "peak_memory_bytes": result.peak_memory_bytes.tolist(),
+        "reserved_memory_bytes": result.reserved_memory_bytes.tolist(),
+        "device_memory_bytes": result.device_memory_bytes.tolist(),
         **ranks,
     }
     return out
-
-
-def memory_text(result: Result, s: Scenario) -> str:
-    """Return what the memory of every stage's fullest rank is made of."""
-    from simulator.lower.memory import bytes_per_parameter, static_memory
-
-    every = static_memory(s)
-    parts = ("weights", "gradients", "optimizer")
-    rows = [[_stages_head(result), "parameters", *parts, passing_name(s), "peak"]]
-    for stages, ranks in zip(result.stages, result.tiled.tile_ranks, strict=True):
-        held = [every[stage] for stage in stages]
-        activations = float(result.memory.peak[ranks].max())
-        sizes = [sum(float(getattr(one, part)) for one in held) for part in parts]
-        sizes += [activations, sum(sizes) + activations]
-        parameters = f"{sum(one.params for one in held):,}"
-        rows.append([stages_text(stages), parameters, *map(format_bytes, sizes)])
-    capacity = s.cluster.node.device.memory
-    verdict = "fits" if result.summary.fits else "DOES NOT FIT"
-    fits = f"{format_bytes(capacity)} on each {s.cluster.node.device.name}: {verdict}"
-    if s.plan.shards == 1:
-        return f"{table(rows)}\n\n{fits}"
-    return f"{table(rows)}\n\n{sharding_memory(s.plan, bytes_per_parameter(s))}\n{fits}"

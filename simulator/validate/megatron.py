@@ -7,7 +7,7 @@ from functools import partial
 from simulator.api import simulate
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
-from simulator.lower import lower
+from simulator.lower.memory import static_memory
 from simulator.program import ACTION_CODE
 from simulator.validate.published import Case, Row
 from simulator.validate.scenarios import (
@@ -15,6 +15,7 @@ from simulator.validate.scenarios import (
     RANK_ORDER,
     VOCAB,
     Table,
+    allocated_gib,
     at_the_end,
     blocking,
     case,
@@ -25,7 +26,6 @@ from simulator.validate.scenarios import (
     nodes_of,
     overlapped,
     padded,
-    peak_gib,
 )
 
 SC21_VOCAB = 51200
@@ -111,12 +111,12 @@ def _korthikanti(row: Row, changed: dict[str, int] | None = None) -> Scenario:
 
 
 def _states_gib(s: Scenario) -> float:
-    return float(lower(s).static_bytes[0]) / GIB
+    return sum(stage.states for stage in static_memory(s)[:: s.plan.pp]) / GIB
 
 
 def _activations_gib(s: Scenario) -> float:
     result = simulate(s)
-    return float(result.memory.peak[result.stage_ranks[0]]) / GIB
+    return float(result.activations.peak[result.stage_ranks[0]]) / GIB
 
 
 def _a_layer_more(one: Scenario, two: Scenario) -> float:
@@ -126,7 +126,7 @@ def _a_layer_more(one: Scenario, two: Scenario) -> float:
 
 def _kept(s: Scenario) -> float:
     result = simulate(s)
-    alloc, free = result.memory.moved
+    alloc, free = result.activations.moved
     forward = (result.tiled.action == ACTION_CODE["F"]) & (result.tiled.rank == 0)
     return float((alloc - free)[forward].sum())
 
@@ -255,7 +255,7 @@ def simumax_step(row: Row) -> Case:
 def simumax_memory(row: Row) -> Case:
     """Most bytes that torch's allocator gave out on any rank."""
     model, cluster, plan, run = _simumax(row)
-    return case(float(row["real_alloc_GiB"]), model, cluster, plan, run, peak_gib)
+    return case(float(row["real_alloc_GiB"]), model, cluster, plan, run, allocated_gib)
 
 
 def _simumax(row: Row) -> tuple[Table, Table, Table, Table]:
@@ -277,5 +277,6 @@ def _simumax(row: Row) -> tuple[Table, Table, Table, Table]:
     run = {
         "global_batch_size": batch, "sequence_length": int(row["seq_len"]), "precision": "bf16",
         "gradient_dtype": "fp32", "fused_accumulation": True,
+        "linear_layers": "transformer_engine",
     }  # fmt: skip
     return model, nodes_of(int(row["n_gpus"]), SIMUMAX_NODE), plan, run

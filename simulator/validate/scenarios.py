@@ -58,9 +58,14 @@ def step_seconds(s: Scenario) -> float:
     return simulate(s).step_time_s
 
 
-def peak_gib(s: Scenario) -> float:
-    """Return the memory of the fullest rank in GiB."""
+def allocated_gib(s: Scenario) -> float:
+    """Return what torch's allocator gives out on the fullest rank, in GiB."""
     return float(simulate(s).peak_memory_bytes.max()) / GIB
+
+
+def reserved_gib(s: Scenario) -> float:
+    """Return what torch's allocator reserves on the fullest rank, in GiB."""
+    return float(simulate(s).reserved_memory_bytes.max()) / GIB
 
 
 def nodes_of(ranks: int, node: Any, size: int = 8) -> Table:

@@ -102,7 +102,7 @@ CLAIMS: dict[tuple[str, str], tuple[str, Callable[[StaticMemory], float]]] = {
     ("GPT-2 Adam Optimizer Memory", "grads FP32"): ("fp32", lambda m: m.gradients),
     ("GPT-2 Adam Optimizer Memory", "Adam m"): ("fp32", lambda m: m.optimizer / 2),
     ("GPT-2 Adam Optimizer Memory", "Adam v"): ("fp32", lambda m: m.optimizer / 2),
-    ("GPT-2 Adam Optimizer Memory", "total"): ("fp32", lambda m: m.total),
+    ("GPT-2 Adam Optimizer Memory", "total"): ("fp32", lambda m: m.states),
     ("GPT-2 Activation Memory Breakdown", "params FP16"): ("fp16", lambda m: m.weights),
     ("GPT-2 Activation Memory Breakdown", "gradients"): ("fp16", lambda m: m.gradients),
 }  # fmt: skip

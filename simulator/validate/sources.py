@@ -209,7 +209,10 @@ SOURCES = (
         unit="GiB", printed="GiB of the fullest GPU",
         label=TITAN_LABEL,
         build=sharded.torchtitan_memory,
-        assumed=("as torchtitan-step",),
+        assumed=(
+            "as torchtitan-step",
+            "torchtitan prints what is reserved (metrics.py); no fragmentation is assumed",
+        ),
     ),
     Source(
         name="nemo",
@@ -269,7 +272,11 @@ SOURCES = (
         file="simumax_b200_real_vs_pred.csv",
         unit="GiB", printed="GiB", label="{case}",
         build=megatron.simumax_memory,
-        assumed=("as simumax-step",),
+        assumed=(
+            "as simumax-step",
+            "Transformer Engine's linear layers keep a tensor for each shape of weight "
+            "(get_dummy_wgrad) and a cuBLAS workspace beside torch's",
+        ),
     ),
     Source(
         name="gpipe",

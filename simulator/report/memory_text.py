@@ -1,0 +1,90 @@
+"""What memory is made of at its peak, in text."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.describe.scenario import Scenario
+from simulator.hardware.outside import nccl_bytes
+from simulator.lower.memory import bytes_per_parameter, static_memory
+from simulator.program import ACTIONS, NONE
+from simulator.report.memory import Peak
+from simulator.report.result import Result
+from simulator.report.sharding import sharding_memory
+from simulator.report.text import stages_head, stages_text, table
+from simulator.units import format_bytes
+
+LASTING = ("weights", "gradients", "optimizer", "buffers")
+"""Parts that are alive all the time, fields of `StaticMemory`."""
+
+
+def memory_text(result: Result, s: Scenario) -> str:
+    """Return what the memory of every stage's fullest rank is made of when it holds most."""
+    every, peaks = static_memory(s), []
+    rows: list[list[str]] = []
+    for stages, ranks in zip(result.stages, result.tiled.tile_ranks, strict=True):
+        held = [every[stage] for stage in stages]
+        rank = int(ranks[np.argmax(result.peak_memory_bytes[ranks])])
+        peak = result.memory.at_peak(rank)
+        peaks.append(f"  {stages_head(result)} {stages_text(stages)}: {_alive(result, peak)}")
+        sizes = [sum(float(getattr(one, part)) for one in held) for part in LASTING]
+        sizes += [*peak.memory, *(float(most[rank]) for most in _totals(result))]
+        parameters = f"{sum(one.params for one in held):,}"
+        rows.append([stages_text(stages), parameters, *map(format_bytes, sizes)])
+    passing = peak.memory._fields
+    head = [
+        stages_head(result),
+        "parameters",
+        *LASTING,
+        *passing,
+        "allocated",
+        "reserved",
+        "device",
+    ]
+    columns = zip(head, *rows, strict=True)
+    shown = [column for column in columns if column[0] not in passing or _any(column[1:])]
+    lines = [table([list(row) for row in zip(*shown, strict=True)]), "", "at the peak:", *peaks, ""]
+    if s.plan.shards > 1:
+        lines.append(sharding_memory(s.plan, bytes_per_parameter(s)))
+    return "\n".join([*lines, _fits(result, s)])
+
+
+def _totals(result: Result) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return result.peak_memory_bytes, result.reserved_memory_bytes, result.device_memory_bytes
+
+
+def _any(sizes: tuple[str, ...]) -> bool:
+    return any(size != format_bytes(0.0) for size in sizes)
+
+
+def _alive(result: Result, peak: Peak) -> str:
+    """Return what computes at the peak, and whose activations are alive."""
+    p = result.tiled
+    by_stage: dict[int, list[int]] = {}
+    for stage, microbatch in peak.kept:
+        by_stage.setdefault(stage, []).append(microbatch)
+    several = len(by_stage) > 1
+    kept = "; ".join(
+        f"{len(numbers)} microbatch{'es' * (len(numbers) > 1)} "
+        f"({', '.join(map(str, numbers[:8]))}{', ...' * (len(numbers) > 8)})"
+        + f" of stage {stage}"
+        * several
+        for stage, numbers in by_stage.items()
+    )
+    kept = f"activations of {kept}" if kept else "no activations"
+    if peak.row == NONE:
+        return f"{kept}; nothing computes"
+    name, layer = p.costs[p.cost[peak.row]].name, int(p.layer[peak.row])
+    action, number = ACTIONS[p.action[peak.row]], int(p.microbatch[peak.row])
+    what = f"{name} of {action}{'' if number == NONE else number}"
+    return f"{kept}; {what}" + (f" in layer {layer}" if layer != NONE else "")
+
+
+def _fits(result: Result, s: Scenario) -> str:
+    device = s.cluster.node.device
+    verdict = "fits" if result.summary.fits else "DOES NOT FIT"
+    return (
+        f"device: reserved, context {format_bytes(device.context)}, "
+        f"NCCL {format_bytes(nccl_bytes(s))}\n"
+        f"{format_bytes(device.memory)} on each {device.name}: {verdict}"
+    )
