@@ -56,7 +56,7 @@ KORTHIKANTI = {
 
 MIXED = {
     "precision": "fp16", "gradient_dtype": "fp32", "attention": "unfused",
-    "fused_accumulation": True,
+    "fused_accumulation": True, "clip_grad": True,
 }  # fmt: skip
 """18 bytes a parameter, as the paper's 45.5625 GiB of the 22B model shows: 2 + 4 + 12. Gradients
 are added by the products that make them, Megatron-LM's default since late 2021."""
@@ -190,7 +190,7 @@ def sc21_table2(row: Row) -> Case:
 def _sc21_run(batch: int) -> Table:
     return {
         "global_batch_size": batch, "sequence_length": 2048, "precision": "fp16",
-        "attention": "unfused",
+        "attention": "unfused", "clip_grad": True,
     }  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def vtrain(row: Row, recompute: str = "full") -> Case:
     }  # fmt: skip
     run = {
         "global_batch_size": int(row["global_batch"]), "sequence_length": sequence,
-        "precision": "fp16", "attention": "unfused",
+        "precision": "fp16", "attention": "unfused", "clip_grad": True,
     }  # fmt: skip
     return case(
         float(row["iter_time_ms"]) / 1e3, gpt(row, padded(VOCAB, tp), sequence),
@@ -277,6 +277,6 @@ def _simumax(row: Row) -> tuple[Table, Table, Table, Table]:
     run = {
         "global_batch_size": batch, "sequence_length": int(row["seq_len"]), "precision": "bf16",
         "gradient_dtype": "fp32", "fused_accumulation": True,
-        "linear_layers": "transformer_engine",
+        "linear_layers": "transformer_engine", "clip_grad": True,
     }  # fmt: skip
     return model, nodes_of(int(row["n_gpus"]), SIMUMAX_NODE), plan, run

@@ -58,7 +58,7 @@ def zero_bubble_step(row: Row) -> Case:
     }  # fmt: skip
     run = {
         "global_batch_size": micro * int(row["microbatches_m"]), "sequence_length": 1024,
-        "precision": "fp16", "fused_accumulation": True,
+        "precision": "fp16", "fused_accumulation": True, "clip_grad": True,
     }  # fmt: skip
     model = gpt(shape, padded(VOCAB, 1), 1024) | {"tie_word_embeddings": False}
     cluster = nodes_of(int(row["n_gpus"]), "dgx-a100")

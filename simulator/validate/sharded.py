@@ -10,6 +10,7 @@ from simulator.validate.scenarios import (
     RANK_ORDER,
     VOCAB,
     Table,
+    blocking,
     case,
     described,
     gpt,
@@ -54,7 +55,7 @@ def mosaic(row: Row) -> Case:
     run = {
         "global_batch_size": int(row["global_batch_seqs"]), "sequence_length": sequence,
         "precision": row["precision"].removeprefix("amp_"), "gradient_dtype": "fp32",
-        "attention": "flash1",
+        "attention": "flash1", "clip_grad": True, "fused_optimizer": False,
     }  # fmt: skip
     return case(
         tokens / float(row["throughput_tok_per_s"]),
@@ -121,7 +122,7 @@ def _torchtitan(row: Row) -> Scenario:
         "global_batch_size": int(row["global_batch"]),
         "sequence_length": int(row["seq_len(8192 default where not printed)"]),
         "precision": "bf16", "gradient_dtype": "fp32", "attention": "flash2",
-        "compiled": row["compile"] == "1",
+        "compiled": row["compile"] == "1", "clip_grad": True,
     }  # fmt: skip
     if row["float8"] not in ("", "0", "bf16"):
         run |= {"precision": "fp8", "fp8_scaling": "current"}
@@ -165,6 +166,7 @@ def nemo(row: Row) -> Case:
         "dp": ranks // (tp * pp), "tp": tp, "pp": pp, "microbatch_size": int(row["mbs"]),
         "sequence_parallel": tp > 1, "tp_overlap": "all" if tp > 1 else "none",
         "zero": 1 if row["fsdp"] in ("", "0") else 3, **interleaved(chunks), **RANK_ORDER,
+        **(blocking(pp, tp, sequence=tp > 1) if chunks == 1 else {}),
     }  # fmt: skip
     if name == "llama-3-405b" and pp > 1:  # 126 layers; embedding and head count as one each
         plan["layers_per_stage"] = [
@@ -173,6 +175,7 @@ def nemo(row: Row) -> Case:
     run: Table = {
         "global_batch_size": batch, "sequence_length": sequence, "gradient_dtype": "fp32",
         "precision": row["precision"][:4].strip("- ").lower(), "fused_accumulation": True,
+        "clip_grad": True,
     }  # fmt: skip
     if run["precision"] == "fp8" and row["product"] == "Megatron-Bridge":
         run["fp8_scaling"] = "current"

@@ -9,6 +9,7 @@ from simulator.validate import megatron, schedules, sharded
 from simulator.validate.published import Source
 
 MESSAGES = (
+    "gradients are clipped by their norm (clip-grad 1.0 is Megatron-LM's default)",
     "Megatron-LM's ranks: tp innermost, then dp, pp outermost; messages between stages block, and "
     "each tp rank sends a part where the sequence is not divided",
 )
@@ -179,7 +180,8 @@ SOURCES = (
             "FlashAttention in Triton, no dropout: attn_impl triton of submit_benchmarks.py",
             "gradients reduced in fp32 (Composer's mixed_precision DEFAULT)",
             "H100: DGX H100 with 8 x 400 Gb/s (not stated); A100: 8 x 200 Gb/s as stated",
-            "gradient clipping and the unfused optimizer (decoupled_adamw) are not modelled",
+            "clipped gradients and an optimizer of separate kernels (decoupled_adamw), as mpt-*.yaml "
+            "says; unfused AdamW is taken for it",
         ),
     ),
     Source(
