@@ -180,8 +180,8 @@ SOURCES = (
             "FlashAttention in Triton, no dropout: attn_impl triton of submit_benchmarks.py",
             "gradients reduced in fp32 (Composer's mixed_precision DEFAULT)",
             "H100: DGX H100 with 8 x 400 Gb/s (not stated); A100: 8 x 200 Gb/s as stated",
-            "clipped gradients and an optimizer of separate kernels (decoupled_adamw), as mpt-*.yaml "
-            "says; unfused AdamW is taken for it",
+            "clipped gradients, and an optimizer of separate kernels (decoupled_adamw, taken for "
+            "unfused AdamW), as mpt-*.yaml says",
         ),
     ),
     Source(
