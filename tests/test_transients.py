@@ -15,8 +15,9 @@ from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError, ProgramError
 from simulator.hardware.outside import nccl_bytes, outside
 from simulator.lower import lower
+from simulator.lower.layers import blocks, shapes
 from simulator.lower.memory import buffer_bytes
-from simulator.program import Memory
+from simulator.program import Kernel, Memory
 from simulator.program_text import format_program, parse_program
 from simulator.report.memory_text import memory_text
 
@@ -169,3 +170,20 @@ def test_memory_in_a_program_parses_back_by_part(scenario_of: ScenarioOf) -> Non
     broken = re.sub(r"alloc=\S+", "alloc=1,2,3,4,5", text, count=1)
     with pytest.raises(ProgramError, match="more parts than activations, transients"):
         parse_program(broken)
+
+
+# 32 tokens x 128 logits: torch's eager loss has a copy beside the probabilities in forward, 4 bytes
+# each, and zeros and a gradient beside them in backward, 2 x 4 more, which it writes and reads.
+def test_the_eager_loss_has_two_more_tensors_of_logits(scenario_of: ScenarioOf) -> None:
+    there, apart = (
+        next(o for o in blocks(s.model, shapes(s)).head.operators if o.name == "loss")
+        for s in (scenario_of(run={"loss_in_place": place}) for place in (True, False))
+    )
+    logits = 32 * 128
+    assert apart.backward_bytes - there.backward_bytes == 2 * 4 * logits
+    assert apart.forward_bytes - there.forward_bytes == 4 * logits
+    assert apart.kept_bytes == there.kept_bytes == 4 * logits
+    (before,), (after,) = there.input_grad, apart.input_grad
+    assert isinstance(before, Kernel)
+    assert isinstance(after, Kernel)
+    assert after.bytes - before.bytes == 2 * 4 * logits

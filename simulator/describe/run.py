@@ -100,6 +100,9 @@ class Run:
     an empty gradient all the same: `megatron` makes it in each backward (Megatron-LM since 2023),
     `transformer_engine` keeps one for each shape of a layer's weights (`get_dummy_wgrad`), and a
     cuBLAS workspace of its own; the head is Megatron-LM's."""
+    loss_in_place: bool = True
+    """Whether the fp32 logits become the probabilities and their gradient where they lie, as in
+    Megatron-LM; else each is a tensor of its own, as in torch's eager `cross_entropy`."""
     allocator_reserve: Annotated[float, Range(1, 2)] = 1.0
     """Bytes that torch's allocator has reserved over those allocated, at the peak: what
     fragmentation and its cache cost. 1.0, none, is a lower bound."""

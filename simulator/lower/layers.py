@@ -32,6 +32,7 @@ class Shapes:
     sequence_parallel: bool = False
     tp_overlap: str = "none"
     compiled: bool = False
+    loss_in_place: bool = True
     megatron_head: bool = False
     """Whether the head's product is Megatron-LM's own, with its placeholder for the gradient."""
 
@@ -116,6 +117,7 @@ def shapes(s: Scenario) -> Shapes:
         sequence_parallel=s.plan.sequence_parallel,
         tp_overlap=s.plan.tp_overlap,
         compiled=s.run.compiled,
+        loss_in_place=s.run.loss_in_place,
         megatron_head=s.run.linear_layers != "torch",
     )  # fmt: skip
 
@@ -352,7 +354,7 @@ def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
     e, h, share = x.elements, model.hidden_size, _vocab_share(model, x)
     e = replace(e, placeholder=x.megatron_head)
     logits = op.linear("head", e, tokens=x.tokens, inputs=h, outputs=share, bias=False)
-    loss = op.cross_entropy(e, tokens=x.tokens, vocab=share)
+    loss = op.cross_entropy(e, tokens=x.tokens, vocab=share, in_place=x.loss_in_place)
     if x.tp == 1:
         return (_norm("final norm", model, x), logits, loss)
     # Megatron's vocabulary-parallel loss sums three fp32 numbers a token over the ranks:

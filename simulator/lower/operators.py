@@ -368,23 +368,26 @@ def embedding(
     )
 
 
-def cross_entropy(e: Elements, *, tokens: int, vocab: int) -> Operator:
+def cross_entropy(e: Elements, *, tokens: int, vocab: int, in_place: bool = True) -> Operator:
     """Softmax and loss over the vocabulary in fp32; the fp32 probabilities are kept for backward.
 
-    Where logits are shorter than fp32 a copy is made, and the gradient is copied back. The copy
-    becomes the probabilities and then the gradient in place, as in Megatron-LM's
-    `_VocabParallelCrossEntropy`, fused or not; torch's eager loss makes one more in each pass.
+    Where logits are shorter than fp32 a copy is made, and the gradient is copied back. With
+    `in_place` the copy becomes the probabilities and then the gradient, as in Megatron-LM's
+    `_VocabParallelCrossEntropy`, fused or not; torch's eager loss has each in a tensor of its own,
+    and one of zeros for the gradient of the logarithms.
     """
     size = float(tokens * vocab)
-    copy = size * (e.activation + FP32) if e.activation < FP32 else 0.0
+    short = e.activation < FP32
+    copy = size * (e.activation + FP32) if short else 0.0
     moved = size * 2 * FP32 + copy
+    apart = 0.0 if in_place else FP32 * size
     return Operator(
         name="loss",
         forward=(Kernel("loss", 5 * size, moved, "fp32"),),
-        input_grad=(Kernel("loss grad", 2 * size, moved, "fp32"),),
+        input_grad=(Kernel("loss grad", 2 * size, moved + 2 * apart, "fp32"),),
         kept_bytes=FP32 * size,
-        forward_bytes=e.activation * size,
-        backward_bytes=e.activation * size if e.activation < FP32 else 0.0,
+        forward_bytes=e.activation * size + (apart if short else 0.0),
+        backward_bytes=(e.activation * size if short else 0.0) + 2 * apart,
     )
 
 

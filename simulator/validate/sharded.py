@@ -122,7 +122,7 @@ def _torchtitan(row: Row) -> Scenario:
         "global_batch_size": int(row["global_batch"]),
         "sequence_length": int(row["seq_len(8192 default where not printed)"]),
         "precision": "bf16", "gradient_dtype": "fp32", "attention": "flash2",
-        "compiled": row["compile"] == "1", "clip_grad": True,
+        "compiled": row["compile"] == "1", "clip_grad": True, "loss_in_place": False,
     }  # fmt: skip
     if row["float8"] not in ("", "0", "bf16"):
         run |= {"precision": "fp8", "fp8_scaling": "current"}
