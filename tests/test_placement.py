@@ -133,7 +133,7 @@ def test_the_identity_is_the_default_to_the_tick(placed, network):
     assert span_ticks(listed) == span_ticks(default)
 
 
-# What docs/network.md says: 2.3 s for 1.1 s, all of it tensor-parallel groups over four nodes.
+# What docs/network.md says: 2.5 s for 1.3 s, all of it tensor-parallel groups over four nodes.
 def test_cyclic_nearly_doubles_the_step_of_a_plan_that_wants_tp_in_a_node():
     block, cyclic = (
         sim.simulate(sim.load("llama-3-8b-3d", {"plan.placement": placement})).step_time_s
