@@ -98,10 +98,14 @@ def test_show_schedule_refuses_uneven_rounds(trainsim):
     assert "takes 5 microbatches through 2 ranks" in err
 
 
-def test_show_catalog_lists_every_folder(trainsim):
+@pytest.mark.parametrize("folder", ["devices", "nodes", "models", "scenarios"])
+def test_show_catalog_lists_every_folder(trainsim, folder):
     _, out, _ = trainsim("show", "catalog")
-    models = "gpt2, gpt2-xl, gpt3-175b, gpt3-20b, gpt3-5b, llama-2-13b, llama-2-7b, llama-3-405b"
-    assert f"models: {models}, llama-3-70b, llama-3-8b, nemotron-4-340b" in out
+    places = {"devices": "topologies/devices", "nodes": "topologies/nodes",
+              "models": "workloads/models", "scenarios": "workloads"}  # fmt: skip
+    files = (catalog.root() / places[folder]).iterdir()
+    names = sorted(path.stem for path in files if path.suffix in (".toml", ".json"))
+    assert f"{folder}: {', '.join(names)}\n" in out
 
 
 def test_check_counts_ranks_and_ops(trainsim):
