@@ -316,7 +316,7 @@ def validate_published(
 
         published_figure(reports, figure)
     found = [r.accuracy.mean for r in reports if r.accuracy]
-    beyond = max_error is not None and any(100 * mean > max_error for mean in found)
+    beyond = max_error is not None and not all(100 * mean <= max_error for mean in found)
     return OVER_CAPACITY if beyond else 0
 
 

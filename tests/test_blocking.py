@@ -121,6 +121,29 @@ def test_gradients_wait_for_the_last_backward_of_the_rank(
     assert late != overlap
 
 
+# Streams beside compute carry what is no message between stages, and block nothing.
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"dp": 2, "zero": 1},
+        {"dp": 2, "zero": 2},
+        {"dp": 2, "zero": 3},
+        {"tp": 2, "tp_overlap": "grads"},
+        {"tp": 2, "tp_overlap": "all", "sequence_parallel": True},
+    ],
+)
+@pytest.mark.parametrize("run", [{}, {"clip_grad": True}])
+def test_other_streams_do_not_block(
+    scenario_of: ScenarioOf, plan: dict[str, Any], run: dict[str, Any]
+) -> None:
+    pipeline = {"pp": 4, "schedule": "1F1B"}
+    blocked, free = (
+        sim.simulate(scenario_of(plan={**pipeline, **plan, "p2p_overlap": o}, run=run, batch=8))
+        for o in (False, True)
+    )
+    assert blocked.step_time_s >= free.step_time_s
+
+
 @pytest.mark.parametrize(
     ("plan", "words"),
     [

@@ -427,7 +427,14 @@ def test_shapes_of_a_scenario_are_those_of_its_precision(scenario_of: ScenarioOf
 # Buckets close where runs of kernels end, however finely those are cut: the detail moves no time.
 @pytest.mark.parametrize("bucket", [1e4, 1e5, 25e6])
 @pytest.mark.parametrize(
-    "plan", [{"dp": 2}, {"dp": 2, "tp": 2}, {"dp": 2, "pp": 2, "recompute": "full"}]
+    "plan",
+    [
+        {"dp": 2},
+        {"dp": 2, "tp": 2},
+        {"dp": 2, "pp": 2, "recompute": "full"},
+        {"dp": 2, "pp": 2, "tp": 2, "scatter_gather": True},
+        {"dp": 2, "tp": 2, "sequence_parallel": True, "tp_overlap": "all"},
+    ],
 )
 def test_the_detail_of_a_run_moves_no_time(
     scenario_of: ScenarioOf, plan: Any, bucket: float

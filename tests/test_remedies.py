@@ -53,7 +53,7 @@ def test_every_change_fits_when_it_is_run_by_itself(over):
     for remedy in remedies:
         summary = sim.simulate(sim.load(name, {**settings, **remedy.settings})).summary
         assert summary.fits
-        assert summary.peak_memory_bytes == pytest.approx(remedy.peak_memory_bytes)
+        assert summary.device_memory_bytes == pytest.approx(remedy.device_memory_bytes)
         assert summary.step_time_s == pytest.approx(remedy.step_time_s, rel=1e-6)
 
 
@@ -86,7 +86,7 @@ def test_a_plan_that_fits_gets_none_and_costs_no_simulation(monkeypatch):
 def test_sharding_the_optimizer_states_frees_what_the_formula_says():
     result = sim.simulate(sim.load("llama-3-8b-3d", OVER["dp alone"][1]))
     zero = next(r for r in found_for(OVER["dp alone"]).found if r.settings == {"plan.zero": 1})
-    freed = result.summary.peak_memory_bytes - zero.peak_memory_bytes
+    freed = result.summary.device_memory_bytes - zero.device_memory_bytes
     assert freed == pytest.approx(8_030_261_248 * 12 * 63 / 64, rel=0.01)
 
 
@@ -110,14 +110,14 @@ def test_what_the_scenario_refuses_is_not_offered():
 def test_what_is_over_is_the_peak_less_the_device():
     summary = sim.simulate(sim.load("gpt2-xl-1gpu", OVER["one GPU"][1])).summary
     over = found_for(OVER["one GPU"]).over_bytes
-    assert over == summary.peak_memory_bytes - 80 * 2**30
+    assert over == summary.device_memory_bytes - 80 * 2**30
 
 
 def test_a_hopeless_plan_is_told_so_in_one_sentence_with_the_closest():
     hopeless = found_for(HOPELESS)
     assert hopeless.found == ()
     assert hopeless.closest is not None
-    assert hopeless.closest.peak_memory_bytes > hopeless.capacity_bytes
+    assert hopeless.closest.device_memory_bytes > hopeless.capacity_bytes
     _, sentence = str(hopeless).splitlines()
     assert sentence.startswith("no change of the plan fits, alone or with another")
     assert f"the closest, {hopeless.closest.name}, which needs" in sentence
@@ -185,7 +185,7 @@ def test_json_gives_each_change_by_key(trainsim):
     _, out, _ = trainsim("run", "gpt2-xl-1gpu", *over, "--json", "-")
     first = json.loads(out)["remedies"]["found"][0]
     assert first["settings"] == {"plan.microbatch_size": 16}
-    assert set(first) == {"settings", "peak_memory_bytes", "step_time_s", "slowdown"}
+    assert set(first) == {"settings", "device_memory_bytes", "step_time_s", "slowdown"}
 
 
 # 90 GB of 80 GB; 1.1 s and 1.25 s against 1 s.
@@ -194,10 +194,10 @@ def test_the_text_is_this():
         rank=3, over_bytes=10e9, capacity_bytes=80e9, step_time_s=1.0, tried=12, left=0,
         closest=None,
         found=(
-            Remedy(settings={"plan.zero": 1}, peak_memory_bytes=70e9, step_time_s=1.1,
+            Remedy(settings={"plan.zero": 1}, device_memory_bytes=70e9, step_time_s=1.1,
                    slowdown=0.1),
             Remedy(settings={"plan.tp": 8, "plan.dp": 2, "plan.sequence_parallel": True},
-                   peak_memory_bytes=75.5e9, step_time_s=1.25, slowdown=0.25),
+                   device_memory_bytes=75.5e9, step_time_s=1.25, slowdown=0.25),
         ),
     )  # fmt: skip
     assert f"{remedies}\n" == (GOLDEN / "remedies.txt").read_text(encoding="utf-8")

@@ -180,10 +180,10 @@ def test_a_step_gathers_weights_after_the_update_of_the_step_before(scenario_of,
 
 # At most two blocks of gradients in full: work after a block's backward waits for the reduction of
 # the block before that.
-@pytest.mark.parametrize("zero", [2, 3])
-def test_backward_waits_for_the_last_but_one_reduction(scenario_of, cluster_of, llama, zero):
-    s = scenario_of(model=llama, batch=4, plan={"dp": 4, "zero": zero, "bucket_size": 4e4}, run=ONE,
-                    cluster=slow(cluster_of, 1e7))  # fmt: skip
+@pytest.mark.parametrize("plan", [{"dp": 4, "zero": 2, "bucket_size": 4e4}, FSDP])
+def test_backward_waits_for_the_last_but_one_reduction(scenario_of, cluster_of, llama, plan):
+    cluster = slow(cluster_of, 1e7)
+    s = scenario_of(model=llama, batch=4, plan=plan, run=ONE, cluster=cluster)
     r = sim.simulate(s)
     p, t = r.program, r.timeline
     mine = np.flatnonzero(p.rank == 0)

@@ -101,6 +101,13 @@ def test_frozen_layers_keep_no_activations(scenario_of: ScenarioOf) -> None:
     assert sim.simulate(s).activations.peak.tolist() == [kept]
 
 
+# The tied head keeps its input divided by sequence: less than a whole one would free.
+def test_what_is_frozen_keeps_no_less_than_nothing(scenario_of: ScenarioOf) -> None:
+    s = scenario_of(plan={"tp": 4, "sequence_parallel": True}, run={"frozen_layers": 4})
+    assert blocks(s.model, shapes(s)).head.kept_bytes >= 0
+    assert (sim.simulate(s).activations.peak >= 0).all()
+
+
 @pytest.mark.parametrize("frozen", [2, 3])
 def test_stages_with_nothing_to_train_have_no_backward(
     scenario_of: ScenarioOf, frozen: int
@@ -396,6 +403,13 @@ def test_frozen_layers_recompute_nothing(scenario_of: ScenarioOf) -> None:
         ({}, {**LORA, "lora_targets": ()}, "must name one or more"),
         ({}, {**LORA, "lora_targets": ("qkv", "qkv")}, "each once"),
         ({}, {**LORA, "fake_quantization": True}, "but lora_rank 8 freezes them"),
+        ({}, {**LORA, "precision": "fp8"}, "'fp8' with run.lora_rank"),
+        ({}, {"fake_quantization": True, "precision": "fp8"}, "'fp8' with run.fake_quantization"),
+        (
+            {"pp": 2, "chunks": 2, "schedule": "Interleaved1F1B", "p2p_overlap": False},
+            {"frozen_layers": 1},
+            "a rank would wait for them",
+        ),
     ],
 )
 def test_what_contradicts_is_refused(

@@ -45,8 +45,11 @@ class Catalogued:
     folder: str
 
 
-Count: TypeAlias = Annotated[int, Range(1)]
-Natural: TypeAlias = Annotated[int, Range(0)]
+MOST = 10**15
+"""Above it no count makes sense, and products of two leave whole numbers of 64 bits."""
+
+Count: TypeAlias = Annotated[int, Range(1, MOST)]
+Natural: TypeAlias = Annotated[int, Range(0, MOST)]
 Fraction: TypeAlias = Annotated[float, Range(0, 1, open_low=True)]
 Probability: TypeAlias = Annotated[float, Range(0, 1)]
 Bytes: TypeAlias = Annotated[float, Unit("bytes")]

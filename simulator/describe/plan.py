@@ -233,6 +233,11 @@ class Plan:
             if value != plain and self.zero != 3:
                 shown = str(value).lower()
                 problems.append(f"Plan.{name}: {shown} is for zero 3, not {self.zero}")
+        if self.zero == 3 and self.dp > 1 and self.buckets != (BUCKET_SIZE,):
+            problems.append(
+                f"Plan.bucket_size: {self.buckets[0]:g} has no effect with zero 3, which reduces "
+                "gradients a block at a time; leave bucket_size and first_bucket_size out"
+            )
         return problems
 
     @property

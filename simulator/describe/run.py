@@ -122,8 +122,8 @@ class Run:
     """Optimizer steps simulated; the last one is reported as the steady state."""
     detail: Literal["stage", "layer", "kernel"] = "layer"
     """How finely a pass is cut into ops: an op a `kernel`; a run of kernels of a `layer` between
-    collectives; a few ops a `stage`, for sweeps (a layer's where plan.tp_overlap needs them
-    apart). It moves no time, but what the timeline shows."""
+    collectives; a few ops a `stage`, for sweeps (a layer's where plan.tp_overlap or zero 2
+    needs them apart). It moves no time, but what the timeline shows."""
 
     def __post_init__(self) -> None:
         validate(self)

@@ -117,7 +117,13 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"run.linear_layers {run.linear_layers!r} says what is held where "
             "run.fused_accumulation is true; set it, or leave run.linear_layers out"
         )
-    peak = cluster.node.device.peak
+    device = cluster.node.device
+    if run.attention in ("flash1", "flash2") and f"{run.attention} forward" not in device.fused:
+        yield (
+            f"run.attention {run.attention!r}: {device.name} has no rate of it; set run.attention "
+            '= "flash", or give device.fused its rates'
+        )
+    peak = device.peak
     if s.precision.fastest not in peak:
         yield (
             f"run.precision {run.precision!r}: {cluster.node.device.name} has no rate for it; "
@@ -175,6 +181,22 @@ def _stages(s: Scenario) -> Iterator[str]:
         yield (
             f"{stages} do not divide the {layers} layers of {model.name}; "
             f"say in plan.layers_per_stage how many each stage has"
+        )
+    else:
+        yield from _beyond_a_stage(plan, max(s.layers_per_stage))
+
+
+def _beyond_a_stage(plan: Plan, layers: int) -> Iterator[str]:
+    """Say which counts are more than the layers of the largest stage."""
+    if plan.recompute_layers is not None and plan.recompute_layers > layers:
+        yield (
+            f"plan.recompute_layers {plan.recompute_layers}: no stage has more than {layers} "
+            "layers; leave it out to recompute all"
+        )
+    if plan.zero == 3 and plan.prefetch > layers + 2:  # embedding and head are blocks too
+        yield (
+            f"plan.prefetch {plan.prefetch}: a pass of a stage gathers no more than {layers + 2} "
+            f"blocks; set plan.prefetch = {layers + 2} or fewer"
         )
 
 

@@ -68,6 +68,18 @@ def contradictions(model: Model, plan: Plan, run: Run) -> Iterator[str]:
             "run.fake_quantization with plan.sequence_parallel: what is gathered again in backward "
             "would be rounded again; set plan.sequence_parallel = false"
         )
+    for name, kernels in (("lora_rank", "adapters"), ("fake_quantization", "rounding")):
+        if run.precision == "fp8" and getattr(run, name):
+            yield (
+                f"run.precision 'fp8' with run.{name}: kernels of {kernels} have no fp8 form here; "
+                'set run.precision = "bf16"'
+            )
+    if frozen and plan.chunks > 1 and not plan.p2p_overlap:
+        yield (
+            f"run.frozen_layers {frozen} with plan.chunks {plan.chunks} and plan.p2p_overlap "
+            "false: chunks whose backward is nothing send nothing, and a rank would wait for them; "
+            "set plan.p2p_overlap = true"
+        )
     rule = OPTIMIZERS[run.optimizer]
     if (rule.factored or rule.orthogonal) and plan.zero and plan.shards > 1:
         yield (

@@ -113,7 +113,7 @@ class Remedy:
     """A change and what a simulation of it says."""
 
     settings: Settings
-    peak_memory_bytes: float
+    device_memory_bytes: float
     """Of the fullest rank."""
     step_time_s: float
     slowdown: float
@@ -159,7 +159,7 @@ class Remedies:
     def _table(self) -> str:
         rows = [["nearest changes that fit", "peak memory", "step", "against now"]]
         rows += [
-            [r.name, format_bytes(r.peak_memory_bytes), format_seconds(r.step_time_s),
+            [r.name, format_bytes(r.device_memory_bytes), format_seconds(r.step_time_s),
              f"{r.slowdown:+.1%}"]
             for r in self.found
         ]  # fmt: skip
@@ -175,7 +175,7 @@ class Remedies:
         return (
             f"no change of the plan fits, alone or with another ({self._tried()}): take more or "
             f"larger devices, or go on from the closest, {self.closest.name}, which needs "
-            f"{format_bytes(self.closest.peak_memory_bytes)}"
+            f"{format_bytes(self.closest.device_memory_bytes)}"
         )
 
     def _tried(self) -> str:
@@ -213,11 +213,11 @@ def find_remedies(result: Result) -> Remedies | None:
     if s.run.network == "fluid":
         outcomes = _sharing_links(outcomes, now)
     found = [o.remedy for o in outcomes if o.fits]
-    saving = [o.remedy for o in outcomes if o.remedy.peak_memory_bytes < now.peak_memory_bytes]
-    closest = min(saving, key=lambda r: r.peak_memory_bytes, default=None)
+    saving = [o.remedy for o in outcomes if o.remedy.device_memory_bytes < now.device_memory_bytes]
+    closest = min(saving, key=lambda r: r.device_memory_bytes, default=None)
     return Remedies(
         rank=now.peak_memory_rank,
-        over_bytes=now.peak_memory_bytes - now.memory_capacity_bytes,
+        over_bytes=now.device_memory_bytes - now.memory_capacity_bytes,
         capacity_bytes=now.memory_capacity_bytes,
         step_time_s=now.step_time_s,
         tried=tried,
@@ -272,7 +272,7 @@ def _outcome(candidate: _Candidate, s: Scenario, now: Summary) -> _Outcome:
     then = result.summary
     remedy = Remedy(
         settings=candidate.settings,
-        peak_memory_bytes=then.peak_memory_bytes,
+        device_memory_bytes=then.device_memory_bytes,
         step_time_s=then.step_time_s,
         slowdown=then.step_time_s / now.step_time_s - 1,
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.lower.pipeline import Template
-from simulator.lower.segments import COMPUTE, DP, REDUCE, STREAMS
+from simulator.lower.segments import COMPUTE, DP, REDUCE
 from simulator.program import ACTION_CODE, NONE, Int32, Int64
 
 SENDS = (ACTION_CODE["SEND_F"], ACTION_CODE["SEND_B"])
+MESSAGES = (*SENDS, ACTION_CODE["RECV_F"], ACTION_CODE["RECV_B"])
 
 
 def gradients(t: Template) -> Int32:
@@ -37,7 +38,7 @@ def messages(t: Template, chunks: int) -> Int32:
     """
     order = np.argsort(t.rank, kind="stable")
     rank, stream, action = t.rank[order], t.stream[order], t.action[order]
-    works, sent = np.flatnonzero(stream == COMPUTE), np.flatnonzero(stream >= len(STREAMS))
+    works, sent = np.flatnonzero(stream == COMPUTE), np.flatnonzero(np.isin(action, MESSAGES))
     if not len(works) or not len(sent):
         return np.zeros((0, 2), np.int32)
     unit = _units(t, order[works], chunks)

@@ -48,7 +48,7 @@ from simulator.lower.trainable import (
     tuned,
     weight_bytes,
 )
-from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32
+from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Work
 
 SCOPES = (
     "alone", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline", "pp", "one_sided",
@@ -231,16 +231,17 @@ def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> Sta
         for layer, (f, b) in _copies(s, block, stage, parts.still):
             forward += [seg._replace(layer=layer) for seg in f]
             backward += [seg._replace(layer=layer) for seg in reversed(b)]
-    forward = _arrival(s, not stage.is_first) + forward
-    backward = _arrival(s, not stage.is_last) + backward[::-1]
+    backward.reverse()
     buckets = s.plan.buckets if s.plan.dp > 1 else ()
+    every = s.plan.shards > 1 and s.plan.zero > 1  # gradients are never held in full
     last = backward
-    if s.run.detail == "stage" and not any(segment.beside for segment in backward):
+    apart = every or any(segment.beside for segment in (*forward, *backward))
+    if s.run.detail == "stage" and not apart:
         last = joined(backward, buckets)
         forward, backward = joined(forward), joined(backward)
-    plain, opening = body(backward, table), body(forward, table)
-    closing = body(last, table, buckets, partial(_exchange, s)) if buckets else plain
-    every = s.plan.shards > 1 and s.plan.zero > 1  # gradients are never held in full
+    ahead, behind = _arrival(s, not stage.is_first), _arrival(s, not stage.is_last)
+    plain, opening = body(behind + backward, table), body(ahead + forward, table)
+    closing = body(behind + last, table, buckets, partial(_exchange, s)) if buckets else plain
     return StageBodies(
         forward=opening,
         backward=closing if every else plain,
@@ -285,11 +286,17 @@ def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTab
 
 
 def _arrival(s: Scenario, receives: bool) -> list[Segment]:
-    """Return how a stage puts together what its tp ranks have received a part each of."""
+    """Return how a stage puts together what its tp ranks have received a part each of.
+
+    The gather is issued from the stream of the kernels, as Megatron-LM does: after what they do.
+    """
     if not (receives and s.plan.scatter_gather):
         return []
     size = s.precision.activation * shapes(s).tokens * s.model.hidden_size
-    return [Segment(Flow("all_gather", float(size)), TP)]
+    return [
+        Segment(Work("parts received", seconds=0.0), COMPUTE),
+        Segment(Flow("all_gather", float(size)), TP),
+    ]
 
 
 def _present(parts: Blocks, stage: Stage) -> list[Block]:

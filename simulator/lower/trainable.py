@@ -120,7 +120,7 @@ def _weight_frozen(o: Operator, e: op.Elements) -> Operator:
     kept = o.kept_bytes
     if _is_product(o):
         tokens, inputs, _ = _sides(o)
-        kept -= e.activation * tokens * inputs
+        kept = max(0.0, kept - e.activation * tokens * inputs)  # less where the sequence is divided
     return replace(o, weight_grad=(), kept_bytes=kept, matrices=(), frozen=o.params)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ def sharding_traffic(result: Result) -> ShardingTraffic:
     ranks = program.tile_ranks[busiest]
     work = float(result.breakdown.of("forward", "backward")[ranks].mean()) / TICKS_PER_SECOND
     by_stream = {kind: float(sent[program.streams.index(kind), busiest]) for kind in KINDS}
-    return ShardingTraffic(by_stream, sum(by_stream.values()) / work)
+    return ShardingTraffic(by_stream, sum(by_stream.values()) / work if work else math.inf)
 
 
 def sharding_name(plan: Plan) -> str:
