@@ -230,6 +230,7 @@ def show_memory(scenario: str, overrides: tuple[str, ...], json_path: str | None
             "scenario": loaded.name,
             "peak_memory_bytes": result.peak_memory_bytes.tolist(),
             "memory_capacity_bytes": result.summary.memory_capacity_bytes,
+            "host_memory_bytes": result.summary.host_memory_bytes,
             "fits": result.summary.fits,
             "inference": inference_dict(loaded),
         }

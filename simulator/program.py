@@ -73,13 +73,17 @@ class Kernel:
     bytes: float
     """Bytes read and written in device memory."""
     dtype: str
-    """Precision whose peak rate applies, a key of `Device.peak`."""
+    """Precision whose peak rate applies, a key of `Device.peak`, or one of `OFF_DEVICE`."""
     matmul: tuple[int, int, int, int] | None = None
     """(batch, m, n, k) of the kernel's matrix products; None where it has none."""
     count: int = 1
     """Times that it runs, one after the other."""
     algorithm: str = ""
     """Fused algorithm whose rate a device states, a key of `Device.fused`; empty where none is."""
+
+
+OFF_DEVICE = ("copy", "host")
+"""What stands for the precision of a copy to or from the host, and of an update in its memory."""
 
 
 @dataclass(frozen=True, slots=True)

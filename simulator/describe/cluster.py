@@ -148,6 +148,29 @@ class Pcie:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What the processors of a node offer devices that keep something in their memory."""
+
+    count: Count = 1
+    """Hosts of the node, as of a rack's trays: each has an even part of devices and memory."""
+    bandwidth: BytesPerSecond
+    """Of the link between host and devices (PCIe x16, NVLink-C2C), per direction."""
+    efficiency: Fraction
+    """Share of it that long copies from and to pinned memory reach."""
+    devices_per_link: Count = 1
+    """Devices that share one such link, below one PCIe switch; they share it evenly."""
+    memory: Bytes
+    """Of the node."""
+    memory_bandwidth: BytesPerSecond
+    """Of the node, all sockets together; the devices of a host share its part evenly."""
+    memory_efficiency: Fraction
+    """Share of it that streams (STREAM, an update by all cores) reach."""
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One server, or whatever else its own links join: a rack, a wafer."""
 
@@ -159,6 +182,8 @@ class Node:
     host_launch: Seconds = 0.0
     """Time in which the host issues one kernel; 0 where it never holds the device back, as with
     CUDA graphs."""
+    host: Host | None = None
+    """Needed where something is offloaded to it."""
     layout: Literal["switch", "hybrid-cube-mesh", "full-mesh", "pcie", "mesh", "torus", "graph"] = (
         "switch"
     )

@@ -109,6 +109,14 @@ class Plan:
 
     torch's FSDP does not: it casts the fp32 shards before each gather.
     """
+    offload_optimizer: bool = False
+    """Keep master weights and optimizer states in the host's memory and update them there: once a
+    step gradients go there and weights come back (ZeRO-Offload: Ren et al., 2021, arXiv
+    2101.06840; DeepSpeed's offload_optimizer). With zero each rank's shard; with zero 3 shards of
+    low-precision weights stay on the device."""
+    offload_activations: bool = False
+    """Copy what each layer keeps to the host behind its forward, and back while the layer after it
+    in the model runs its backward; at most two layers wait for either."""
     recompute: Literal["none", "selective", "selective-op", "full"] = "none"
     """What backward computes again instead of keeping it: `full` all of a layer but its input,
     `selective` the attention core (scores, softmax, dropout, context), as Korthikanti et al., 2022

@@ -102,6 +102,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"{run.precision!r} have no low-precision copy"
         )
     yield from _flows_apart(s)
+    yield from _offload(s)
     if plan.recompute == "selective-op" and run.attention == "unfused":
         yield (
             "plan.recompute 'selective-op' saves the result of fused attention, and run.attention "
@@ -230,6 +231,34 @@ def _flows_apart(s: Scenario) -> Iterator[str]:
             f"run.overlap_slowdown {s.run.overlap_slowdown:g} has no effect in run.network "
             "'alpha-beta', where nothing that runs at once slows the other; "
             'set run.network = "fluid"'
+        )
+
+
+ON_DEVICE_ONLY = {
+    "adam8bit": "has kernels for devices only",
+    "muon": "multiplies matrices, for which a host is too slow",
+}
+"""Optimizers that nobody runs on a host, and why."""
+
+
+def _offload(s: Scenario) -> Iterator[str]:
+    """Say what cannot be kept on the host, or that nothing is known of it."""
+    plan, node, optimizer = s.plan, s.cluster.node, s.run.optimizer
+    for name in ("offload_optimizer", "offload_activations"):
+        if getattr(plan, name) and node.host is None:
+            yield (
+                f"plan.{name}: {node.name} does not say what its host offers; describe "
+                "cluster.node.host, as the node dgx-a100 does, or leave it out"
+            )
+    if plan.offload_optimizer and plan.num_servers:
+        yield (
+            "plan.offload_optimizer: plan.gradient_exchange 'parameter_server' brings parameters "
+            "back from its servers, not from the host; leave one of them out"
+        )
+    if plan.offload_optimizer and optimizer in ON_DEVICE_ONLY:
+        yield (
+            f"plan.offload_optimizer: run.optimizer {optimizer!r} {ON_DEVICE_ONLY[optimizer]}; "
+            'set run.optimizer = "adamw"'
         )
 
 

@@ -206,7 +206,7 @@ def find_remedies(result: Result) -> Remedies | None:
     links, the fastest are then run so too, and those times are returned.
     """
     s, now = result.scenario, result.summary
-    if s is None or now.fits:
+    if s is None or now.fits_device:
         return None
     outcomes, left = _search(s, now)
     tried = len(outcomes)

@@ -69,7 +69,8 @@ def _seconds(
         elif cluster is None:
             raise ProgramError(f"cost {number} ({cost.name}) states no seconds; give a cluster")
         elif isinstance(cost, Work):
-            seconds[number] = sum(work_seconds(cost, cluster.node).values())
+            by_bound = work_seconds(cost, cluster.node, cluster.ranks_per_node)
+            seconds[number] = sum(by_bound.values())
     if cluster is not None:
         pairs = np.unique(program.cost[flows][:, None] * np.int64(width) + by_flow)
         for number, shape in zip(*(part.tolist() for part in np.divmod(pairs, width)), strict=True):

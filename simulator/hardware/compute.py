@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from simulator.describe.cluster import Device, Node
 from simulator.hardware.gemm import alignment, gemm_slots
-from simulator.program import Kernel, Work
+from simulator.hardware.host import host_seconds
+from simulator.program import OFF_DEVICE, Kernel, Work
 
 BOUNDS = ("compute", "memory", "launch")
 """What can hold a kernel back: arithmetic, memory bandwidth, the gap after it."""
@@ -53,16 +54,20 @@ def _arithmetic_seconds(kernel: Kernel, device: Device) -> float:
     return 2 * slots * units / rate
 
 
-def work_seconds(work: Work, node: Node) -> dict[str, float]:
+def work_seconds(work: Work, node: Node, devices: int = 0) -> dict[str, float]:
     """Return the seconds of work by what bounds it, a key of `BOUNDS` each.
 
     A kernel that ends before the host has issued the next one waits for it. A stated duration
-    counts as compute.
+    counts as compute. Of a node `devices` are in use, all where that is 0.
     """
     if work.seconds is not None:
         return {"compute": work.seconds, "memory": 0.0, "launch": 0.0}
     by_bound = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
     for kernel in work.kernels:
+        if kernel.dtype in OFF_DEVICE:
+            seconds = host_seconds(kernel, node, devices or node.num_devices)
+            by_bound["memory"] += kernel.count * seconds
+            continue
         seconds, bound = kernel_seconds(kernel, node.device)
         gap = max(node.device.launch_overhead, node.host_launch - seconds)
         by_bound[bound] += kernel.count * seconds

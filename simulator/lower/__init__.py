@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.budget import require
 from simulator.describe.scenario import Scenario
-from simulator.lower import blocking, clipping, sharding
+from simulator.lower import blocking, clipping, offload, sharding
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.grid import Grid, to_grid
@@ -56,6 +56,8 @@ def lower(s: Scenario) -> Program:
     more = [steps.more]
     if s.plan.shards > 1:
         more.append(sharding.waits(steps.rank, steps.stream, steps.action, s.plan))
+    if s.plan.offload_activations:
+        more.append(offload.waits(steps))
     if not s.plan.p2p_overlap:
         more.append(blocking.messages(steps, s.plan.chunks))
     if not s.plan.grad_overlap:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.describe.scenario import Scenario
-from simulator.lower import sharding
+from simulator.lower import offload, sharding
 from simulator.lower.clipping import before_update
 from simulator.lower.layers import Block, Blocks, shapes
 from simulator.lower.operators import Operator
@@ -34,6 +34,8 @@ from simulator.lower.segments import (
     TP,
     Holding,
     Segment,
+    coarse,
+    is_plain,
     joined,
     recomputing,
     segments,
@@ -184,6 +186,7 @@ def stage_bodies(s: Scenario) -> Bodies:
         s.plan.recompute, s.plan.recompute_layers, s.plan.scatter_gather,
         (s.plan.buckets, tuple(_exchange(s, 0.0))) if s.plan.dp > 1 else None,
         sharding.key(s) if s.plan.shards > 1 else None,
+        s.plan.offload_optimizer, s.plan.offload_activations,
     )  # fmt: skip
     if key not in _CACHE:
         table = CostTable()
@@ -235,8 +238,7 @@ def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> Sta
     buckets = s.plan.buckets if s.plan.dp > 1 else ()
     every = s.plan.shards > 1 and s.plan.zero > 1  # gradients are never held in full
     last = backward
-    apart = every or any(segment.beside for segment in (*forward, *backward))
-    if s.run.detail == "stage" and not apart:
+    if s.run.detail == "stage" and not every and is_plain([*forward, *backward]):
         last = joined(backward, buckets)
         forward, backward = joined(forward), joined(backward)
     ahead, behind = _arrival(s, not stage.is_first), _arrival(s, not stage.is_last)
@@ -263,7 +265,7 @@ def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTab
         made: dict[int, sharding.Passes] = {}
         for layer, pair in _copies(s, block, stage, parts.still):
             if id(pair) not in made:
-                f, b = map(_coarse, pair) if s.run.detail == "stage" else pair
+                f, b = map(coarse, pair) if s.run.detail == "stage" else pair
                 whole = block if b or block.name != "layer" else parts.still
                 size = weight_bytes(s, whole) - held * s.precision.weight
                 made[id(pair)] = sharding.gathering(s, f, b, size, whole.trained - held, stay)
@@ -313,6 +315,8 @@ def _copies(
 
     def passes(recompute: str, block: Block = block) -> tuple[list[Segment], list[Segment]]:
         f, b = _passes(s, block, shared, recompute)
+        if s.plan.offload_activations and block.name == "layer":
+            f, b = offload.activations(*map(coarse, (f, b)) if s.run.detail == "stage" else (f, b))
         return f, sharding.holding_gradients(s, b)
 
     if block.name != "layer":
@@ -325,11 +329,6 @@ def _copies(
             yield layer, frozen
         else:
             yield layer, again if limit is None or layer < limit else kept
-
-
-def _coarse(chain: list[Segment]) -> list[Segment]:
-    """Return a chain as a few segments, unless some of them run side by side."""
-    return chain if any(segment.beside for segment in chain) else joined(chain)
 
 
 def _exchange(s: Scenario, size: float) -> list[Segment]:
@@ -353,10 +352,11 @@ def _update(s: Scenario, stage: Stage, checked: int) -> list[Segment]:
     trained = stage_tensors(s, stage)
     if trained.params:
         work = update_work(s, trained)
-        cast = stage.num_layers * fp8_weights(tuned(s).blocks.layer.operators)
-        if cast and not sharding.is_gathering(s):
-            work = replace(work, kernels=(*work.kernels, weight_cast(shapes(s).elements, cast)))
-        rows += sharding.updated(s, work, trained.params)
+        low = 0 if sharding.is_gathering(s) else fp8_weights(tuned(s).blocks.layer.operators)
+        casts = (weight_cast(shapes(s).elements, stage.num_layers * low),) if low else ()
+        if s.plan.offload_optimizer:
+            return rows + offload.updated(s, work, trained.params, casts)
+        rows += sharding.updated(s, replace(work, kernels=work.kernels + casts), trained.params)
     return rows
 
 

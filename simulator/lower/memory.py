@@ -37,6 +37,8 @@ class StaticMemory:
     """Master weights and optimizer states."""
     buffers: float
     """cuBLAS workspaces, and what linear layers keep for themselves."""
+    host: float
+    """In the memory of the host: gradients, master weights and states that are updated there."""
 
     @property
     def states(self) -> float:
@@ -45,7 +47,7 @@ class StaticMemory:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """All of it that is on the device."""
         return self.states + self.buffers
 
 
@@ -98,6 +100,8 @@ def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
     """
     held = held_bytes(s)
     parts = (held.weight, held.gradient, held.master + OPTIMIZERS[s.run.optimizer].state_bytes)
+    if s.plan.offload_optimizer:
+        parts = (held.weight, held.gradient, 0.0)
     divided_from = (3, 2, 1)  # the stages of ZeRO
     if s.plan.shards == 1:
         return parts
@@ -106,6 +110,18 @@ def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
         for size, stage in zip(parts, divided_from, strict=True)
     )
     return weight, gradient, optimizer
+
+
+def host_bytes_per_parameter(s: Scenario) -> float:
+    """Return the bytes that a trained parameter takes on a rank's host: those of its own shard.
+
+    16 for Adam with fp32 gradients; with bf16 ones 14, as in Ren et al., 2021. What the host sends
+    back it casts as it goes.
+    """
+    if not s.plan.offload_optimizer:
+        return 0.0
+    held, states = held_bytes(s), OPTIMIZERS[s.run.optimizer].state_bytes
+    return (held.gradient + (held.master or held.weight) + states) / s.plan.shards
 
 
 def static_memory(s: Scenario) -> list[StaticMemory]:
@@ -117,7 +133,7 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
     """
     weight, gradient, optimizer = bytes_per_parameter(s)
     copies = 1 + shapes(s).elements.transposed  # of a byte each
-    buffers = buffer_bytes(s)
+    buffers, on_host = buffer_bytes(s), host_bytes_per_parameter(s)
     out = []
     layer = tuned(s).blocks.layer.operators
     for number, stage in enumerate(stages(s)):
@@ -125,14 +141,15 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
         still = s.precision.weight * (params - trained.params) - spared_weight_bytes(s, stage)
         still /= s.plan.shards if s.plan.zero == 3 else 1  # not trained, and as it computes
         low = 0 if is_gathering(s) else stage.num_layers * fp8_weights(layer)
-        states = optimizer * trained.params - saved_state_bytes(s.run.optimizer, trained)
+        saved, away = saved_state_bytes(s.run.optimizer, trained), s.plan.offload_optimizer
         out.append(
             StaticMemory(
                 params=params,
                 weights=float(weight * trained.params + still + copies * low),
                 gradients=float(gradient * trained.params),
-                optimizer=float(states),
+                optimizer=0.0 if away else float(optimizer * trained.params - saved),
                 buffers=0.0 if number >= s.plan.pp else buffers,
+                host=float(on_host * trained.params - saved) if away else 0.0,
             )
         )
     return out

@@ -25,7 +25,7 @@ from simulator.lower.grid import (
     SEND_F,
     Grid,
 )
-from simulator.lower.segments import DP, PIPELINE, REDUCE, TIED
+from simulator.lower.segments import DP, OFFLOAD, PIPELINE, REDUCE, TIED
 from simulator.program import ACTION_CODE, NONE, Int16, Int32, Int64, ranges
 
 PP = SCOPES.index("pp")
@@ -91,7 +91,8 @@ def expand(grid: Grid, bodies: tuple[StageBodies, ...], message: int) -> Templat
 
     streams, lanes = grid.lanes
     stream, is_message = column("stream"), grid.is_message[action]
-    scope = np.where(is_message, PP, stream).astype(np.int8)  # streams carry their scopes' numbers
+    scope = np.where(stream < OFFLOAD, stream, 0)  # these streams carry their scopes' numbers
+    scope = np.where(is_message, PP, scope).astype(np.int8)
     stream[is_message] = lanes[action[is_message]]
     need = column("need")
     pred = np.where(need > 0, np.arange(first[-1]) - need, NONE)

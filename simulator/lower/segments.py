@@ -15,10 +15,14 @@ from simulator.lower.layers import Block
 from simulator.lower.operators import Beside, Operator, Part
 from simulator.program import NONE, NOTHING, Cost, Flow, Kernel, Memory, Work
 
-COMPUTE, TP, DP, TIED, UNSHARD, REDUCE, SHARDS, PIPELINE = range(8)
+COMPUTE, TP, DP, TIED, UNSHARD, REDUCE, SHARDS, PIPELINE, OFFLOAD, HOST, FETCH = range(11)
 """Codes of the streams that every program has; those of sends and receives follow."""
 
-STREAMS = ("compute", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline")
+STREAMS = (
+    "compute", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline", "offload", "host",
+    "fetch",
+)  # fmt: skip
+"""The last three, from OFFLOAD on, are of the rank alone: to its host, on it, and back."""
 
 CHAIN, BRANCH, AHEAD = range(3)
 """Where an op stands in its body: after the chain's op before it and before the next one; after the
@@ -150,6 +154,16 @@ def recomputing(block: Block, detail: str, holding: Holding) -> tuple[list[Segme
     backward = segments(block, BACKWARD, detail, holding)
     once_more = segments(block, again, detail, regained)
     return segments(block, FORWARD, detail, saved), once_more + backward
+
+
+def is_plain(chain: Sequence[Segment]) -> bool:
+    """Return whether all of a chain comes one after the other."""
+    return not any(segment.beside or segment.place != CHAIN for segment in chain)
+
+
+def coarse(chain: list[Segment]) -> list[Segment]:
+    """Return a chain as a few segments, unless some of them run side by side."""
+    return joined(chain) if is_plain(chain) else chain
 
 
 def joined(chain: Sequence[Segment], buckets: Sequence[float] = ()) -> list[Segment]:

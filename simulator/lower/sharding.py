@@ -75,9 +75,12 @@ def is_gathering(s: Scenario) -> bool:
 
 
 def held_bytes(s: Scenario) -> Held:
-    """Return what a parameter takes; torch's FSDP holds fp32 shards only, and gradients as them."""
+    """Return what a parameter takes; torch's FSDP holds fp32 shards only, and gradients as them.
+
+    With the optimizer on the host the master copy is there, and weights are as they compute.
+    """
     p = s.precision
-    if not is_gathering(s) or s.plan.low_precision_shard:
+    if not is_gathering(s) or s.plan.low_precision_shard or s.plan.offload_optimizer:
         return Held(p.weight, p.gradient, p.master)
     word = p.master or p.weight
     return Held(word, word, 0)
@@ -191,7 +194,7 @@ def _on_work(
     chain: list[Segment], which: int, *, alloc: Memory = NOTHING, free: Memory = NOTHING
 ) -> list[Segment]:
     """Return a chain whose first or last work moves more memory."""
-    at = [i for i, x in enumerate(chain) if isinstance(x.cost, Work)][which]
+    at = [i for i, x in enumerate(chain) if isinstance(x.cost, Work) and x.stream == COMPUTE][which]
     return [*chain[:at], moving(chain[at], alloc, free), *chain[at + 1 :]]
 
 
@@ -201,13 +204,16 @@ def updated(s: Scenario, update: Work, params: int) -> list[Segment]:
     Under stages 1 and 2 each rank updates its shard and gathers the others' weights, with which
     the next forward begins.
     """
-    rows = [Segment(update, COMPUTE)]
-    if s.plan.shards > 1 and s.plan.zero < 3:
-        rows += [
-            Segment(Flow("all_gather", float(s.precision.weight * params)), UNSHARD),
-            Segment(Work("weights ready", seconds=0.0), COMPUTE),
-        ]
-    return rows
+    gather = regathered(s, params)
+    ready = [Segment(Work("weights ready", seconds=0.0), COMPUTE)] if gather else []
+    return [Segment(update, COMPUTE), *gather, *ready]
+
+
+def regathered(s: Scenario, params: int) -> list[Segment]:
+    """Return how ranks get the weights that others have updated, where they hold them in full."""
+    if s.plan.shards == 1 or s.plan.zero == 3:
+        return []
+    return [Segment(Flow("all_gather", float(s.precision.weight * params)), UNSHARD)]
 
 
 def waits(rank: Int32, stream: Int16, action: Int8, plan: Plan) -> Int32:
@@ -230,12 +236,12 @@ def waits(rank: Int32, stream: Int16, action: Int8, plan: Plan) -> Int32:
         ahead[: plan.prefetch] = 0  # what is before the first op: nothing
         updates = works[update[works]]
         pairs += [
-            _pair(_next(works, gathers), gathers),
-            _pair(gathers, np.maximum(_before(works, ahead), _before(updates, gathers))),
+            pair(following(works, gathers), gathers),
+            pair(gathers, np.maximum(before(works, ahead), before(updates, gathers))),
         ]
     if plan.zero > 1:
         reductions = np.flatnonzero(stream == REDUCE)
-        pairs.append(_pair(_next(works, reductions)[1:], reductions[:-1]))
+        pairs.append(pair(following(works, reductions)[1:], reductions[:-1]))
     found = np.concatenate(pairs)
     found = found[(found != NONE).all(axis=1)]
     found = found[rank[found[:, 0]] == rank[found[:, 1]]]
@@ -243,15 +249,16 @@ def waits(rank: Int32, stream: Int16, action: Int8, plan: Plan) -> Int32:
     return rows
 
 
-def _pair(op: Int64, pred: Int64) -> Int64:
+def pair(op: Int64, pred: Int64) -> Int64:
+    """Return (pairs, 2): ops and what they wait for."""
     return np.stack([op, pred], axis=1)
 
 
-def _before(ops: Int64, at: Int64) -> Int64:
+def before(ops: Int64, at: Int64) -> Int64:
     """Return the last of sorted `ops` before each position, or NONE."""
     return np.append(ops, NONE)[np.searchsorted(ops, at) - 1]
 
 
-def _next(ops: Int64, at: Int64) -> Int64:
+def following(ops: Int64, at: Int64) -> Int64:
     """Return the first of sorted `ops` after each position, or NONE."""
     return np.append(ops, NONE)[np.searchsorted(ops, at)]

@@ -2,8 +2,9 @@
 
 A rank is idle between two ops of its compute stream. What the later op waits for decides what that
 time is: while a flow that it waits for is moving bytes, the time is exposed communication of that
-flow's kind; the rest, where nothing moves on its behalf, is bubble. Bubble before a rank's first
-work is fill, after its last forward or backward drain, and in between stall. All ints, exact.
+flow's kind; the rest, where nothing moves on its behalf, is bubble. Copies to and from the host,
+and updates there, count as flows. Bubble before a rank's first work is fill, after its last forward
+or backward drain, and in between stall. All ints, exact.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from simulator.timeline import Timeline
 Ticks: TypeAlias = Int64 | int
 
 WORK = ("forward", "backward", "optimizer")
-COMMUNICATION = ("tp", "pp", "dp", "tied")
+COMMUNICATION = ("tp", "pp", "dp", "tied", "offload")
 BUBBLE = ("fill", "stall", "drain")
 CATEGORIES = (*WORK, *COMMUNICATION, *BUBBLE)
 
@@ -82,8 +83,16 @@ def stream_category(stream: str) -> str:
 
 _CATEGORY_OF_WORD = {
     "send": "pp", "recv": "pp", "pipeline": "pp", "unshard": "dp", "reduce": "dp", "shards": "dp",
+    "host": "offload", "fetch": "offload",
 }  # fmt: skip
 """Categories of streams that have another name."""
+
+
+def moves(program: Program) -> npt.NDArray[np.bool_]:
+    """Return whether each row moves bytes: a flow, or work of a rank's host."""
+    hosts = [stream_category(stream) == "offload" for stream in program.streams]
+    found: npt.NDArray[np.bool_] = program.is_flow | np.array([*hosts, False])[program.stream]
+    return found
 
 
 def breakdown(
@@ -111,7 +120,7 @@ def breakdown(
     offset = np.searchsorted(program.rank[ops], np.arange(shape[0] + 1))
     flows = [CATEGORIES.index(c) if (c := stream_category(s)) in COMMUNICATION else NONE
              for s in program.streams]  # fmt: skip
-    flow_category = np.where(program.is_flow, np.array(flows, np.int64)[program.stream], NONE)
+    flow_category = np.where(moves(program), np.array(flows, np.int64)[program.stream], NONE)
     out = np.zeros((len(CATEGORIES), *shape), np.int64)
     busy = np.zeros(len(program.rank), np.int64)
     pieces(

@@ -9,6 +9,7 @@ from simulator.hardware.outside import nccl_bytes
 from simulator.lower.memory import bytes_per_parameter, static_memory
 from simulator.program import ACTIONS, NONE
 from simulator.report.memory import Peak
+from simulator.report.offload import host_lines
 from simulator.report.result import Result
 from simulator.report.sharding import sharding_memory
 from simulator.report.text import stages_head, stages_text, table
@@ -46,7 +47,7 @@ def memory_text(result: Result, s: Scenario) -> str:
     lines = [table([list(row) for row in zip(*shown, strict=True)]), "", "at the peak:", *peaks, ""]
     if s.plan.shards > 1:
         lines.append(sharding_memory(s.plan, bytes_per_parameter(s)))
-    return "\n".join([*lines, _fits(result, s)])
+    return "\n".join([*lines, *map(str.strip, host_lines(result, s)), _fits(result, s)])
 
 
 def _totals(result: Result) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -82,7 +83,7 @@ def _alive(result: Result, peak: Peak) -> str:
 
 def _fits(result: Result, s: Scenario) -> str:
     device = s.cluster.node.device
-    verdict = "fits" if result.summary.fits else "DOES NOT FIT"
+    verdict = "fits" if result.summary.fits_device else "DOES NOT FIT"
     return (
         f"device: reserved, context {format_bytes(device.context)}, "
         f"NCCL {format_bytes(nccl_bytes(s))}\n"

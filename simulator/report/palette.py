@@ -47,6 +47,7 @@ COLOURS = {
     "pp": "#0072b2",
     "dp": "#d55e00",
     "tied": "#cc79a7",
+    "offload": "#8c564b",
     # Idle: grey, the lighter the less there is to see in it
     "fill": "#ececec",
     "stall": "#c2c2c2",
@@ -70,6 +71,7 @@ HATCHES = {
     "pp": "\\\\\\\\",
     "dp": "xxxx",
     "tied": "oo",
+    "offload": "++",
     "fill": "....",
     "stall": "----",
     "drain": "||||",
@@ -81,7 +83,7 @@ HATCHES = {
 }
 """Hatch of areas that would otherwise look alike in grey."""
 
-HATCHED_WHITE = ("tp", "pp", "dp", "tied", "gradients")
+HATCHED_WHITE = ("tp", "pp", "dp", "tied", "offload", "gradients")
 
 INK, FAINT = "#1a1a1a", "#5c5c5c"
 """Text that must be read, and text that explains it."""

@@ -18,7 +18,7 @@ from simulator.errors import DescriptionError
 from simulator.lower.mesh import Mesh
 from simulator.program import ACTIONS, NONE, Int64
 from simulator.report import memory_plot, network_plots, palette
-from simulator.report.breakdown import CATEGORIES, COMMUNICATION, stream_category
+from simulator.report.breakdown import CATEGORIES, COMMUNICATION, moves, stream_category
 from simulator.report.palette import COLOURS, INK, Float64, Lane, Spans, text_width
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def flow_spans(result: Result, ranks: Int64, category: str, begin: int, end: int
     p, t = result.excerpt(ranks)
     rows = _row_of_rank(result, ranks)
     streams = [i for i, s in enumerate(p.streams) if stream_category(s) == category]
-    mine = np.isin(p.stream, streams) & (rows[p.rank] != NONE) & p.is_flow
+    mine = np.isin(p.stream, streams) & (rows[p.rank] != NONE) & moves(p)
     ops = np.flatnonzero(mine & (t.end > begin) & (t.start < end) & (t.end > t.start))
     # Rows lie one after the other on one axis of time, a tick apart, so that one pass merges all.
     length = end - begin + 1

@@ -11,12 +11,14 @@ from simulator.describe.network import Network
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.hardware.compute import BOUNDS, work_seconds
+from simulator.hardware.host import host_share
 from simulator.hardware.outside import nccl_bytes
 from simulator.hardware.placement import spans
 from simulator.lower.sharding import is_gathering
 from simulator.lower.trainable import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
+from simulator.report.offload import host_memory, offload_assumptions, offloads
 from simulator.report.sharding import sharding_assumptions
 from simulator.report.training import training_assumptions
 from simulator.units import format_bytes, format_seconds
@@ -32,6 +34,7 @@ OWNERS = {
     "pp": "pipeline communication",
     "dp": "data-parallel communication",
     "tied": "tied-embedding communication",
+    "offload": "copies to and from the host, updates there",
     "bubble": "pipeline bubble",
 }
 """What a part of the step is owned by, in words."""
@@ -62,14 +65,28 @@ class Summary:
     """In use on its device: reserved, the driver's context, NCCL's buffers."""
     peak_memory_rank: int
     memory_capacity_bytes: float
+    host_memory_bytes: float
+    """On the host of the fullest node; 0 where nothing is offloaded."""
+    host_capacity_bytes: float
+    """Of the memory of the hosts in use in a node; 0 where nothing is known of it."""
     shares: dict[str, float]
     """Share of the step by owner, a key of `OWNERS`; they sum to 1."""
     bottleneck: str
 
     @property
     def fits(self) -> bool:
+        """Whether the fullest rank stays within its device's memory, and so does the host."""
+        return self.fits_device and self.fits_host
+
+    @property
+    def fits_device(self) -> bool:
         """Whether the fullest rank stays within its device's memory."""
         return self.device_memory_bytes <= self.memory_capacity_bytes
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether what is offloaded stays within the memory of hosts."""
+        return self.host_memory_bytes <= self.host_capacity_bytes
 
 
 def summarise(result: Result) -> Summary:
@@ -87,6 +104,7 @@ def summarise(result: Result) -> Summary:
     fullest = int(np.argmax(peak))
     capacity = s.cluster.node.device.memory
     needed = float(result.device_memory_bytes[fullest])
+    node, devices = s.cluster.node, s.cluster.ranks_per_node
     return Summary(
         step_time_s=seconds,
         first_step_s=result.first_step_s,
@@ -102,6 +120,8 @@ def summarise(result: Result) -> Summary:
         device_memory_bytes=needed,
         peak_memory_rank=fullest,
         memory_capacity_bytes=capacity,
+        host_memory_bytes=sum(host_memory(result, s)) if offloads(s.plan) else 0.0,
+        host_capacity_bytes=0.0 if node.host is None else host_share(node, devices).memory,
         shares=shares,
         bottleneck=_bottleneck(shares, needed, capacity),
     )
@@ -121,7 +141,7 @@ def _work_by_bound(program: Program, b: Breakdown, s: Scenario) -> list[float]:
     parts = np.zeros((len(program.costs), len(BOUNDS)))
     for number, cost in enumerate(program.costs):
         if isinstance(cost, Work):
-            seconds = work_seconds(cost, s.cluster.node)
+            seconds = work_seconds(cost, s.cluster.node, s.cluster.ranks_per_node)
             parts[number] = [seconds[bound] for bound in BOUNDS]
     parts /= np.maximum(parts.sum(axis=1, keepdims=True), 1e-30)
     by_cost = np.bincount(program.cost, weights=b.busy, minlength=len(program.costs))
@@ -209,6 +229,7 @@ def assumptions(s: Scenario) -> list[str]:
         "kernels skip half of it",
         *_memory_assumptions(s),
         *training_assumptions(s),
+        *offload_assumptions(s),
     ]
     out += _low_precision(s) + _saved_operators(s)
     if s.cluster.world_size > 1:

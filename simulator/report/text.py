@@ -12,6 +12,7 @@ from simulator.describe.scenario import Scenario
 from simulator.lower.trainable import parameters
 from simulator.program import ACTIONS, NONE
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
+from simulator.report.offload import host_lines
 from simulator.report.sharding import sharding_lines, sharding_name
 from simulator.report.summary import OWNERS, Summary, assumptions
 from simulator.report.training import training_name
@@ -47,6 +48,7 @@ def result_text(result: Result) -> str:
     lines = [
         *_headline(result.scenario),
         *_numbers(result, result.summary),
+        *host_lines(result, result.scenario),
         *sharding_lines(result, result.scenario.plan),
         "",
         _stage_table(result),
@@ -91,7 +93,7 @@ def _numbers(result: Result, summary: Summary) -> list[str]:
     low, high = b.bubble_fraction.min(), b.bubble_fraction.max()
     exposed = {k: v for k, v in summary.exposed_communication_s.items() if v}
     communication = ", ".join(f"{k} {format_seconds(v)}" for k, v in exposed.items()) or "none"
-    verdict = "fits" if summary.fits else "DOES NOT FIT"
+    verdict = "fits" if summary.fits_device else "DOES NOT FIT"
     return [
         f"  step        {format_seconds(summary.step_time_s)} "
         f"(first {format_seconds(summary.first_step_s)})",

@@ -22,7 +22,7 @@ from simulator.files import check_writable, write_whole
 from simulator.hardware.placement import devices
 from simulator.lower.mesh import Mesh
 from simulator.program import ACTION_CODE, ACTIONS, NONE, Flow, Int32, Int64, Program
-from simulator.report.breakdown import binding, stream_category, work_category
+from simulator.report.breakdown import binding, moves, stream_category, work_category
 from simulator.timeline import Timeline
 from simulator.units import TICKS_PER_SECOND, parse_quantity
 
@@ -41,7 +41,8 @@ SUFFIXES = (".json", ".json.gz")
 """How the name of a trace ends."""
 
 _ORDER = (
-    "compute", "tp", "unshard", "reduce", "dp", "tied", "shards", "pipeline", "send", "recv",
+    "compute", "tp", "unshard", "reduce", "dp", "tied", "shards", "pipeline", "offload", "host",
+    "fetch", "send", "recv",
 )  # fmt: skip
 """Tracks of a rank from top to bottom, by the first word of their stream."""
 
@@ -193,7 +194,8 @@ def _labels(program: Program, ops: Int64) -> tuple[list[str], list[str]]:
     """
     action = program.action[ops].astype(np.int64)
     is_message = np.isin(action, [ACTION_CODE[kind] for kind in _MESSAGES])
-    by_cost = program.is_flow[ops] & ~is_message
+    moving = moves(program)[ops]
+    by_cost = moving & ~is_message
     heads = [_MESSAGES.get(kind, kind) for kind in ACTIONS]
     heads += [_escape(cost.name) for cost in program.costs]
     head = np.where(by_cost, len(ACTIONS) + program.cost[ops], action)
@@ -205,8 +207,8 @@ def _labels(program: Program, ops: Int64) -> tuple[list[str], list[str]]:
     categories = [work_category(kind) for kind in ACTIONS]
     categories += [_escape(stream_category(stream)) for stream in program.streams]
     categories.append("flow")  # without a stream: NONE is -1, the last one
-    code = np.where(program.is_flow[ops], len(ACTIONS) + program.stream[ops], action)
-    code[program.is_flow[ops] & (program.stream[ops] == NONE)] = NONE
+    code = np.where(moving, len(ACTIONS) + program.stream[ops], action)
+    code[moving & (program.stream[ops] == NONE)] = NONE
     return names, [categories[c] for c in code.tolist()]
 
 

@@ -1,0 +1,109 @@
+"""What lies on the host: optimizer states and kept activations, and the copies to and from there.
+
+The optimizer (ZeRO-Offload: Ren et al., 2021, arXiv 2101.06840): when a rank's gradients are
+summed, those that it updates are copied to the host, updated there, and the weights copied back
+before the next forward, one after the other. Activations: what a layer keeps is copied away behind
+its forward and back ahead of its backward, each way on a stream of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.describe.scenario import Scenario
+from simulator.lower.segments import (
+    AHEAD,
+    BRANCH,
+    COMPUTE,
+    FETCH,
+    HOST,
+    OFFLOAD,
+    Segment,
+)
+from simulator.lower.sharding import before, following, held_bytes, pair, regathered
+from simulator.program import NONE, Int32, Int64, Kernel, Memory, Work
+
+if TYPE_CHECKING:
+    from simulator.lower.pipeline import Template
+
+
+def updated(s: Scenario, update: Work, params: int, after: tuple[Kernel, ...]) -> list[Segment]:
+    """Return the segments of an optimizer step on the host; the stages of a rank take turns.
+
+    Args:
+        s: the scenario.
+        update: the step's kernels on a device; the host moves the same bytes, in its own memory.
+        params: what the rank trains, before it is divided over shards.
+        after: kernels that read the new weights on the device.
+    """
+    count = -(-params // s.plan.shards)
+    moved = sum(kernel.count * kernel.bytes for kernel in update.kernels)
+    on_host = Kernel("update on host", 0.0, moved, "host")
+    return [
+        Segment(Work("gradients ready", seconds=0.0), COMPUTE),
+        Segment(_copy("gradients to host", float(held_bytes(s).gradient * count)), OFFLOAD),
+        Segment(Work("update on host", (on_host,)), HOST),
+        Segment(_copy("weights to device", float(s.precision.weight * count)), FETCH),
+        *regathered(s, params),
+        Segment(Work("weights ready", after), COMPUTE),
+    ]
+
+
+def _copy(name: str, size: float, alloc: float = 0.0, free: float = 0.0) -> Work:
+    kernel = Kernel(name, 0.0, size, "copy")
+    return Work(name, (kernel,), None, Memory(activations=alloc), Memory(activations=free))
+
+
+def activations(
+    forward: list[Segment], backward: list[Segment]
+) -> tuple[list[Segment], list[Segment]]:
+    """Return the passes of a layer whose kept activations lie on the host in between."""
+    works = [x.cost for x in forward if isinstance(x.cost, Work)]
+    kept = sum(work.alloc.activations - work.free.activations for work in works)
+    if not kept:
+        return forward, backward
+    away = Segment(_copy("activations to host", kept, free=kept), OFFLOAD, place=BRANCH)
+    back = Segment(_copy("activations to device", kept, alloc=kept), FETCH, place=AHEAD)
+    return [*forward, away], [back, *backward]
+
+
+def waits(t: Template) -> Int32:
+    """Return (pairs, 2): an op of a pipeline replica, and what it waits for because of copies.
+
+    - Work waits for the last but one copy away before it, so that two layers are there at most.
+    - A copy back waits for its copy away, and until all but the layer just before it in backward
+      have been computed; a layer's first work waits for it.
+    """
+    order = np.argsort(t.rank, kind="stable")
+    columns = (t.rank, t.step, t.action, t.stage, t.microbatch, t.layer)
+    rank, step, action, stage, microbatch, layer = (x[order] for x in columns)
+    stream = t.stream[order]
+    works = np.flatnonzero(stream == COMPUTE)
+    passing = layer != NONE  # an update belongs to no layer
+    away = np.flatnonzero((stream == OFFLOAD) & passing)
+    back = np.flatnonzero((stream == FETCH) & passing)
+    if not len(back):
+        return np.zeros((0, 2), np.int32)
+    whole = np.stack([rank, step, action, stage, microbatch])
+    starts = np.flatnonzero(np.append(True, (whole[:, 1:] != whole[:, :-1]).any(axis=0)))
+    ahead = np.maximum(before(starts, back), np.append(0, back[:-1]))
+    found = np.concatenate([
+        pair(following(works, away)[1:], away[:-1]),
+        pair(back, before(works, ahead)),
+        pair(following(works, back), back),
+        _matched(back, away, (layer, microbatch, stage, step, rank)),
+    ])  # fmt: skip
+    found = found[(found != NONE).all(axis=1)]
+    found = found[rank[found[:, 0]] == rank[found[:, 1]]]
+    rows: Int32 = order[found].astype(np.int32)
+    return rows
+
+
+def _matched(back: Int64, away: Int64, keys: Sequence[npt.NDArray[np.integer[Any]]]) -> Int64:
+    """Return each copy back with the copy away of the same layer and microbatch."""
+    last, first = (rows[np.lexsort([key[rows] for key in keys])] for rows in (back, away))
+    return pair(last, first)

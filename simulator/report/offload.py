@@ -1,0 +1,101 @@
+"""What lies in the memory of hosts, and what was assumed of the copies to and from there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.describe.plan import Plan
+from simulator.describe.scenario import Scenario
+from simulator.hardware.host import host_share
+from simulator.hardware.placement import devices
+from simulator.lower.memory import static_memory
+from simulator.lower.segments import FETCH, OFFLOAD
+from simulator.program import NONE
+from simulator.units import format_bytes
+
+if TYPE_CHECKING:
+    from simulator.report.result import Result
+
+
+def offloads(plan: Plan) -> bool:
+    """Return whether anything lies on hosts."""
+    return plan.offload_optimizer or plan.offload_activations
+
+
+def host_memory(result: Result, s: Scenario) -> tuple[float, float]:
+    """Return what lies on the host of the fullest node: of optimizers, and of activations.
+
+    That is the sum over its ranks of what each has there when it has most.
+    """
+    p, every = result.tiled, static_memory(s)
+    held = np.zeros((2, p.num_ranks))
+    for at, (stages, ranks) in enumerate(zip(result.stages, p.tile_ranks, strict=True)):
+        held[0, ranks] = sum(every[stage].host for stage in stages)
+        held[1, ranks] = _activations(result, at)
+    node = devices(s.plan, s.cluster) // s.cluster.ranks_per_node
+    optimizer, activations = (np.bincount(node, weights=part) for part in held)
+    fullest = int(np.argmax(optimizer + activations))
+    return float(optimizer[fullest]), float(activations[fullest])
+
+
+def _activations(result: Result, at: int) -> npt.NDArray[np.float64]:
+    """Return the most bytes of activations on the host of a rank of the tile, by tile.
+
+    They are there from the start of the copy away to the end of the copy back.
+    """
+    p, (start, end) = result.tiled, result.times.columns
+    mine = (p.rank == at) & (p.layer != NONE)
+    away, back = (np.flatnonzero(mine & (p.stream == stream)) for stream in (OFFLOAD, FETCH))
+    alloc, free = (np.array([getattr(c, name).activations for c in p.costs])
+                   for name in ("alloc", "free"))  # fmt: skip
+    delta = np.concatenate([-alloc[p.cost[back]], free[p.cost[away]]])
+    time = np.concatenate([end[back], start[away]])
+    order = np.argsort(time, axis=0, kind="stable")  # what leaves, listed first, stays first
+    most = np.cumsum(delta[order], axis=0).max(axis=0, initial=0.0)
+    column = result.times.column_of_tile
+    by_tile: npt.NDArray[np.float64] = most[0 if column is None else column]
+    return by_tile
+
+
+def host_lines(result: Result, s: Scenario) -> list[str]:
+    """Return the line of the report that says what lies on hosts, if anything does."""
+    if not offloads(s.plan):
+        return []
+    summary, parts = result.summary, host_memory(result, s)
+    named = zip(("optimizer", "activations"), parts, strict=True)
+    what = ", ".join(f"{name} {format_bytes(size)}" for name, size in named if size)
+    verdict = "fits" if summary.fits_host else "DOES NOT FIT"
+    return [
+        f"  host        {format_bytes(summary.host_memory_bytes)} of "
+        f"{format_bytes(summary.host_capacity_bytes)} on the fullest node: {verdict} ({what})"
+    ]
+
+
+def offload_assumptions(s: Scenario) -> list[str]:
+    """Return what was assumed of copies to and from the host, and of updates there."""
+    if not offloads(s.plan):
+        return []
+    share = host_share(s.cluster.node, s.cluster.ranks_per_node)
+    out = [
+        "copies to and from the host run from pinned memory at "
+        f"{format_bytes(share.copy)}/s for each device and direction, as if all "
+        "devices of the node copied at once, beside all other traffic and each other"
+    ]
+    if s.plan.offload_optimizer:
+        out.append(
+            "the optimizer runs on the host, held back by its memory alone "
+            f"({format_bytes(share.update)}/s for each rank); gradients go there when all are "
+            "summed (and clipped), the update begins when they are there and weights come back "
+            "when it has ended, a stage of a rank after the other, beside nothing; gradients keep "
+            "their memory on the device"
+        )
+    if s.plan.offload_activations:
+        out.append(
+            "each layer keeps its activations on the host: a forward waits for the last copy away "
+            "but one, a copy back begins when the backward of the layer after its own does; what "
+            "embedding and head keep stays"
+        )
+    return out
