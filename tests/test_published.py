@@ -9,7 +9,7 @@ import pytest
 from simulator.describe import catalog
 from simulator.errors import DescriptionError
 from simulator.lower.layers import num_parameters
-from simulator.validate import megatron, scenarios, schedules, sharded
+from simulator.validate import convolution, megatron, scenarios, schedules, sharded
 from simulator.validate.published import Outcome, Report, document, rerun
 from simulator.validate.sources import SOURCES, named
 from simulator.validate.text import published_text, summary
@@ -404,6 +404,21 @@ def test_adam_in_fp32_takes_16_bytes_a_parameter_of_gpt_2():
                 item="total")  # fmt: skip
     # 1,557,611,200 parameters x 16 B = 24.92 GB; the book rounds to 1.5 billion: 24 GB.
     assert schedules.claim(found).predict() == pytest.approx(1_557_611_200 * 16 / 1e9)
+
+
+# 8 GPUs with 112 images each and two accumulated, 1,792 images at 2,855 a second.
+def test_a_row_of_resnet_accumulates_to_its_batch(tables):
+    found = row("nvidia_resnet50.csv", system="DGX-1 V100 16GB", n_gpus="8", precision="FP32")
+    model, cluster, plan, run = tables(convolution.resnet50, found)
+    assert (model, cluster["node"]["device"]) == ("resnet-50", "v100-sxm2-16gb")
+    assert (plan["dp"], plan["microbatch_size"], run["global_batch_size"]) == (8, 112, 1792)
+
+
+def test_mixed_precision_of_resnet_is_within_11_percent(reports):
+    (report,) = [r for r in reports if r.source.name == "nvidia-resnet50"]
+    errors = [o.predicted / o.measured - 1 for o in report.outcomes if o.label.endswith("AMP")]
+    assert len(errors) == 6
+    assert max(map(abs, errors)) < 0.11
 
 
 # --- the command ------------------------------------------------------------------------------

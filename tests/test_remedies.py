@@ -107,6 +107,13 @@ def test_what_the_scenario_refuses_is_not_offered():
     assert not keys & {"plan.tp", "plan.zero"}
 
 
+def test_a_plan_that_recomputes_by_operators_is_told_to_recompute_all():
+    found = found_for(OVER["one GPU"], **{"plan.recompute": "selective-op"})
+    asked = {r.settings["plan.recompute"] for r in found.found if "plan.recompute" in r.settings}
+    assert asked <= {"full"}
+    assert found.found
+
+
 def test_what_is_over_is_the_peak_less_the_device():
     summary = sim.simulate(sim.load("gpt2-xl-1gpu", OVER["one GPU"][1])).summary
     over = found_for(OVER["one GPU"]).over_bytes

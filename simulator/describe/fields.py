@@ -130,6 +130,13 @@ def split(hint: Any) -> tuple[Any, tuple[object, ...]]:
     return hint, ()
 
 
+def described(base: Any) -> tuple[type, ...]:
+    """Return the descriptions that a field may hold one of; none where it holds no description."""
+    union = typing.get_origin(base) in (types.UnionType, typing.Union)
+    parts = typing.get_args(base) if union else (base,)
+    return tuple(p for p in parts if isinstance(p, type) and dataclasses.is_dataclass(p))
+
+
 def _marker_complaint(value: Any, marker: object) -> str | None:
     if isinstance(marker, Unit):
         if not math.isfinite(value) or value < 0 or (value == 0 and not marker.zero):
@@ -158,11 +165,11 @@ def validate(description: Any) -> None:
         value = getattr(description, name)
         if value is None and rule.optional:
             continue
-        if dataclasses.is_dataclass(rule.base):
-            wanted: Any = rule.base
+        if wanted := described(rule.base):
             if not isinstance(value, wanted):
                 here = f"{type(description).__name__}.{name}"
-                problems.append(f"{here}: {value!r} is not a {wanted.__name__}")
+                names = " or a ".join(one.__name__ for one in wanted)
+                problems.append(f"{here}: {value!r} is not a {names}")
             continue
         if wrong := complaint(value, rule.base, rule.markers):
             problems.append(f"{type(description).__name__}.{name}: {wrong}")

@@ -1,7 +1,7 @@
 """Hugging Face ``config.json`` files, verbatim, as models.
 
-Each family is one function from the file's keys to the fields of `Model`. Keys that do not change
-the arithmetic of training (token ids, initialisers, generation settings) are not read.
+Each family is one function from the file's keys to the fields of `Model` or `ResNet`. Keys that do
+not change the arithmetic of training (token ids, initialisers, generation settings) are not read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 
@@ -67,6 +68,21 @@ class _Keys:
             self.problems.append(f"{key} {value!r} must be true or false")
             return default
         return value
+
+    def task(self, *known: str) -> str:
+        """Return the head that the model is trained with, the first of those known when unsaid."""
+        stated = self.get("architectures", known[:1])
+        if not isinstance(stated, (list, tuple)) or not stated or stated[0] not in known:
+            self.problems.append(
+                f"architectures {stated!r}: what is modelled is {', '.join(known)}"
+            )
+            return known[0]
+        return str(stated[0])
+
+    def labels(self) -> int:
+        """Return the classes of a classifier: those named, or as many as `num_labels`."""
+        named = self.get("id2label")
+        return len(named) if isinstance(named, dict) and named else self.count("num_labels")
 
 
 def _gpt2(keys: _Keys) -> dict[str, Any]:
@@ -140,14 +156,161 @@ def _window(keys: _Keys) -> dict[str, Any]:
     return {} if absent else {"attention_window": keys.count("sliding_window")}
 
 
+def _encoder(keys: _Keys) -> dict[str, Any]:
+    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    if hidden % heads and not keys.problems:
+        keys.problems.append(f"num_attention_heads {heads} does not divide hidden_size {hidden}")
+    dropout = keys.share("hidden_dropout_prob", 0.1)
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": keys.count("intermediate_size"),
+        "num_hidden_layers": keys.count("num_hidden_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": max(1, hidden // heads),
+        "norm": "layer_norm",
+        "activation": keys.activation("hidden_act", "gelu"),
+        "gated_mlp": False,
+        "position": "learned",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "causal": False,
+        "head_bias": True,
+        "embedding_dropout": dropout,
+        "hidden_dropout": dropout,
+        "attention_dropout": keys.share("attention_probs_dropout_prob", 0.1),
+    }
+
+
+def _bert(keys: _Keys) -> dict[str, Any]:
+    task = keys.task("BertForMaskedLM", "BertForPreTraining")
+    if keys.flag("is_decoder", False):
+        keys.problems.append("is_decoder: BERT is modelled as an encoder")
+    if keys.get("position_embedding_type", "absolute") != "absolute":
+        kind = keys.get("position_embedding_type")
+        keys.problems.append(f"position_embedding_type {kind!r} is not modelled; 'absolute' is")
+    return _encoder(keys) | {
+        "vocab_size": keys.count("vocab_size"),
+        "max_position_embeddings": keys.count("max_position_embeddings"),
+        "token_types": keys.count("type_vocab_size", 2),
+        "tie_word_embeddings": keys.flag("tie_word_embeddings", True),
+        "head_transform": True,
+        "pooler": task == "BertForPreTraining",
+    }
+
+
+def _vit(keys: _Keys) -> dict[str, Any]:
+    keys.task("ViTForImageClassification")
+    image, patch = keys.count("image_size", 224), keys.count("patch_size", 16)
+    return _encoder(keys) | {
+        "vocab_size": keys.labels(),
+        "max_position_embeddings": (image // patch) ** 2 + 1,
+        "tie_word_embeddings": False,
+        "attention_bias": keys.flag("qkv_bias", True),
+        "output_bias": True,
+        "patches": {
+            "image_size": image,
+            "patch_size": patch,
+            "num_channels": keys.count("num_channels", 3),
+        },
+        "embedding_dropout": keys.share("hidden_dropout_prob", 0.0),
+        "hidden_dropout": keys.share("hidden_dropout_prob", 0.0),
+        "attention_dropout": keys.share("attention_probs_dropout_prob", 0.0),
+    }
+
+
+def _resnet(keys: _Keys) -> dict[str, Any]:
+    keys.task("ResNetForImageClassification")
+    if keys.activation("hidden_act", "relu") != "relu":
+        keys.problems.append(f"hidden_act {keys.get('hidden_act')!r} is not modelled; 'relu' is")
+    return {
+        "model_type": "resnet",
+        "num_channels": keys.count("num_channels", 3),
+        "embedding_size": keys.count("embedding_size", 64),
+        "hidden_sizes": keys.get("hidden_sizes", [256, 512, 1024, 2048]),
+        "depths": keys.get("depths", [3, 4, 6, 3]),
+        "layer_type": keys.get("layer_type", "bottleneck"),
+        "num_labels": keys.labels(),
+        "downsample_in_first_stage": keys.flag("downsample_in_first_stage", False),
+        "downsample_in_bottleneck": keys.flag("downsample_in_bottleneck", False),
+    }
+
+
+def _alibi(
+    keys: _Keys, *, hidden: int, heads: int, layers: int, vocabulary: int, length: int
+) -> dict[str, Any]:
+    """Return a decoder of GPT's shape whose scores have ALiBi's bias instead of positions."""
+    if hidden % heads and not keys.problems:
+        keys.problems.append(f"{heads} heads do not divide a hidden size of {hidden}")
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": max(1, hidden // heads),
+        "vocab_size": vocabulary,
+        "max_position_embeddings": length,
+        "activation": "gelu",
+        "gated_mlp": False,
+        "position": "alibi",
+        "tie_word_embeddings": True,
+    }
+
+
+def _bloom(keys: _Keys) -> dict[str, Any]:
+    hidden = keys.count("hidden_size", keys.get("n_embed"))
+    return _alibi(
+        keys,
+        hidden=hidden,
+        heads=keys.count("n_head", keys.get("num_attention_heads")),
+        layers=keys.count("n_layer", keys.get("num_hidden_layers")),
+        vocabulary=keys.count("vocab_size"),
+        length=keys.count("seq_length", 2048),
+    ) | {
+        "intermediate_size": 4 * hidden,
+        "norm": "layer_norm",
+        "embedding_norm": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "hidden_dropout": keys.share("hidden_dropout", 0.0),
+        "attention_dropout": keys.share("attention_dropout", 0.0),
+    }
+
+
+def _mpt(keys: _Keys) -> dict[str, Any]:
+    hidden, has_bias = keys.count("d_model"), not keys.flag("no_bias", True)
+    inner = _Keys(keys.get("attn_config", {}))
+    if not inner.flag("alibi", True):
+        keys.problems.append("attn_config.alibi false: MPT is modelled with ALiBi")
+    dropout = inner.share("attn_pdrop", 0.0)
+    keys.problems += [f"attn_config: {problem}" for problem in inner.problems]
+    return _alibi(
+        keys,
+        hidden=hidden,
+        heads=keys.count("n_heads"),
+        layers=keys.count("n_layers"),
+        vocabulary=keys.count("vocab_size"),
+        length=keys.count("max_seq_len", 2048),
+    ) | {
+        "intermediate_size": keys.count("expansion_ratio", 4) * hidden,
+        "norm": "layer_norm" if has_bias else "layer_norm_no_bias",
+        "attention_bias": has_bias,
+        "mlp_bias": has_bias,
+        "embedding_dropout": keys.share("emb_pdrop", 0.0),
+        "hidden_dropout": keys.share("resid_pdrop", 0.0),
+        "attention_dropout": dropout,
+    }
+
+
 FAMILIES: dict[str, Callable[[_Keys], dict[str, Any]]] = {
     "gpt2": _gpt2, "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3,
+    "bert": _bert, "vit": _vit, "resnet": _resnet, "bloom": _bloom, "mpt": _mpt,
 }  # fmt: skip
 """Reader of each `model_type`."""
 
 
 def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `Model`, its name apart, from the content of a ``config.json``.
+    """Return the fields of a model, its name apart, from the content of a ``config.json``.
 
     Raises:
         DescriptionError: for an unknown `model_type`, or missing or wrong keys, all at once.

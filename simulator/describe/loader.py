@@ -11,14 +11,21 @@ import json
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from simulator.describe import catalog
 from simulator.describe.cluster import Cluster, Node
-from simulator.describe.fields import Catalogued, Rule, complaint, from_text, rules, split
+from simulator.describe.fields import (
+    Catalogued,
+    Rule,
+    complaint,
+    described,
+    from_text,
+    rules,
+    split,
+)
 from simulator.describe.huggingface import read_config
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError, suggestion
@@ -115,6 +122,7 @@ class _Builder:
     def build(self, cls: Callable[..., T], table: Table, where: str) -> T | None:
         """Return the description that a table holds, or None after reporting why not."""
         before = len(self.problems)
+        cls = _named(cls, table)
         known = rules(typing.cast(type, cls))
         values: dict[str, object] = {}
         for key in table:
@@ -137,14 +145,14 @@ class _Builder:
     def value(self, rule: Rule, raw: object, here: str, parent: str) -> object:
         """Return the value of one field, or None after reporting what is wrong with it."""
         name = here.rpartition(".")[2]
-        if is_dataclass(rule.base):
+        if described(rule.base):
             folder = next((m.folder for m in rule.markers if isinstance(m, Catalogued)), None)
             if name == "model":
                 folder = "models"
             return self.nested(typing.cast(type, rule.base), raw, here, folder)
         if typing.get_origin(rule.base) is tuple:
             item = typing.get_args(rule.base)[0]
-            if is_dataclass(item) and isinstance(raw, (list, tuple)):
+            if described(item) and isinstance(raw, (list, tuple)):
                 return tuple(self.nested(typing.cast(type, item), r, here, None) for r in raw)
             wrong = complaint(raw, rule.base, rule.markers)
             if wrong is None:
@@ -191,10 +199,20 @@ class _Builder:
         return built
 
 
+def _named(cls: Any, table: Table) -> Any:
+    """Return that of several descriptions whose `model_type` a table names, else the first."""
+    kinds = described(cls)
+    for kind in kinds:
+        rule = rules(kind).get("model_type")
+        if rule and table.get("model_type") in typing.get_args(rule.base):
+            return kind
+    return kinds[0]
+
+
 def _absolute(cls: type, facts: Table, folder: Path) -> Table:
     """Return the facts of a file with the paths in it made absolute: the file is left behind."""
     out = dict(facts)
-    for name, rule in rules(cls).items():
+    for name, rule in rules(_named(cls, facts)).items():
         value = facts.get(name)
         named = any(isinstance(marker, Catalogued) for marker in rule.markers)
         if named and isinstance(value, str) and catalog.is_path(value):
@@ -250,7 +268,7 @@ READERS: Mapping[str, tuple[str, Callable[[str], Table]]] = {
 
 @lru_cache(maxsize=64)
 def _read(path: Path, _stamp: int) -> Table:
-    """Return the table of a file; a Hugging Face config becomes the fields of `Model`.
+    """Return the table of a file; a Hugging Face config becomes the fields of a model.
 
     It is remembered for as long as the file's time of change stays; nobody changes it.
 

@@ -54,8 +54,10 @@ class Run:
 
     global_batch_size: Count
     """Samples of one optimizer step over all ranks."""
-    sequence_length: Count
+    sequence_length: Count | None = None
     """Tokens of one sample."""
+    image_size: Count | None = None
+    """Pixels along each side of one sample, where samples are images instead."""
     precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "bf16"
     fp8_scaling: Literal["delayed", "current"] = "delayed"
     """From what the scale of a tensor is found, in fp8: `delayed` from the largest values of

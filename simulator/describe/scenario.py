@@ -11,7 +11,9 @@ from simulator.describe.fields import validate
 from simulator.describe.model import Model
 from simulator.describe.network import Network
 from simulator.describe.plan import Plan
+from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
+from simulator.describe.sample import positions, sample_problems
 from simulator.describe.tuning import contradictions
 from simulator.errors import DescriptionError
 from simulator.schedules import schedule_name, size_complaint
@@ -22,7 +24,7 @@ class Scenario:
     """Everything that a simulation needs to know; frozen, valid, SI units."""
 
     name: str
-    model: Model
+    model: Model | ResNet
     cluster: Cluster
     plan: Plan
     run: Run
@@ -54,8 +56,13 @@ class Scenario:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step over all ranks."""
-        return self.run.global_batch_size * self.run.sequence_length
+        """Tokens (`sequence_length`) of one optimizer step over all ranks."""
+        return self.run.global_batch_size * self.sequence_length
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of one sample; of an image its patches, or one for the whole of it."""
+        return positions(self.model, self.run)
 
 
 def _contradictions(s: Scenario) -> Iterator[str]:
@@ -68,17 +75,13 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"{cluster.world_size} devices{_dp_hint(plan, cluster)}"
         )
     yield from _placement(plan, cluster)
-    yield from _tensor_parallel(model, plan.tp)
-    window = model.attention_window
-    if window is not None and run.sequence_length > window:
-        yield (
-            f"run.sequence_length {run.sequence_length} is more than the {window} tokens back to "
-            f"which {model.name} attends; attention in a window is not modelled"
-        )
-    if plan.sequence_parallel and run.sequence_length % plan.tp:
+    yield from sample_problems(model, plan, run)
+    if isinstance(model, Model):
+        yield from _attention(model, s)
+    if plan.sequence_parallel and s.sequence_length % plan.tp:
         yield (
             f"plan.sequence_parallel: plan.tp {plan.tp} does not divide run.sequence_length "
-            f"{run.sequence_length}"
+            f"{s.sequence_length}"
         )
     yield from _stages(s)
     share = plan.microbatch_size * plan.dp
@@ -88,11 +91,6 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"run.global_batch_size {run.global_batch_size} is not a multiple of "
             f"plan.microbatch_size {plan.microbatch_size} x plan.dp {plan.dp} = {share}; "
             f"{near} would be"
-        )
-    if model.position == "learned" and run.sequence_length > model.max_position_embeddings:
-        yield (
-            f"run.sequence_length {run.sequence_length} is more than the "
-            f"{model.max_position_embeddings} positions that {model.name} has learned"
         )
     yield from _stale_embedding(model, plan)
     yield from _schedule(s)
@@ -132,6 +130,22 @@ def _contradictions(s: Scenario) -> Iterator[str]:
         )
 
 
+def _attention(model: Model, s: Scenario) -> Iterator[str]:
+    """Say what heads cannot be divided by, and which tokens they cannot see."""
+    yield from _tensor_parallel(model, s.plan.tp)
+    window, length = model.attention_window, s.sequence_length
+    if window is not None and length > window:
+        yield (
+            f"run.sequence_length {length} is more than the {window} tokens back to "
+            f"which {model.name} attends; attention in a window is not modelled"
+        )
+    if model.position == "learned" and length > model.max_position_embeddings:
+        yield (
+            f"run.sequence_length {length} is more than the "
+            f"{model.max_position_embeddings} positions that {model.name} has learned"
+        )
+
+
 def _placement(plan: Plan, cluster: Cluster) -> Iterator[str]:
     """Say the first way in which a list of devices is no permutation of the cluster's."""
     if isinstance(plan.placement, str):
@@ -154,7 +168,7 @@ def _placement(plan: Plan, cluster: Cluster) -> Iterator[str]:
         yield f"plan.placement: no rank is on device {missing}; {once}"
 
 
-def _stale_embedding(model: Model, plan: Plan) -> Iterator[str]:
+def _stale_embedding(model: Model | ResNet, plan: Plan) -> Iterator[str]:
     """Say that gradients of a tied embedding cannot be summed once parameters have come back."""
     if plan.staleness is not None and plan.pp > 1 and model.tie_word_embeddings:
         yield (

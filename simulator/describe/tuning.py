@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from simulator.describe.model import Model
 from simulator.describe.optimizer import OPTIMIZERS
 from simulator.describe.plan import Plan
+from simulator.describe.resnet import ResNet
 
 if TYPE_CHECKING:
     from simulator.describe.run import Run
@@ -51,7 +52,7 @@ LORA_TARGETS: tuple[Literal["qkv", "proj", "fc1", "fc2"], ...] = ("qkv", "proj",
 """Products of a layer that have adapters."""
 
 
-def contradictions(model: Model, plan: Plan, run: Run) -> Iterator[str]:
+def contradictions(model: Model | ResNet, plan: Plan, run: Run) -> Iterator[str]:
     """Say what does not fit the model and the plan."""
     frozen, layers = run.frozen_layers, model.num_hidden_layers
     most = layers if run.lora_rank is None else layers - 1

@@ -85,11 +85,16 @@ def _sequence_parallel(s: Scenario) -> Iterator[Settings]:
 
 def _recompute(s: Scenario) -> Iterator[Settings]:
     """Keep less for backward: not the attention core, then only each layer's input."""
-    modes = ("none", "selective", "full")
     if s.plan.recompute_layers is not None:
         yield {"plan.recompute_layers": max(s.layers_per_stage)}
-    for mode in modes[modes.index(s.plan.recompute) + 1 :]:
+    for mode in KEEPS_LESS[s.plan.recompute]:
         yield {"plan.recompute": mode}
+
+
+KEEPS_LESS = {
+    "none": ("selective", "full"), "selective": ("full",), "selective-op": ("full",), "full": (),
+}  # fmt: skip
+"""Ways to recompute that keep less than each, those that keep most first."""
 
 
 def _smaller_microbatch(s: Scenario) -> Iterator[Settings]:

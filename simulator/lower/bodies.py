@@ -42,8 +42,10 @@ from simulator.lower.segments import (
 )
 from simulator.lower.trainable import (
     Stage,
+    Tuned,
     Tuning,
     embedding_weight,
+    layer_runs,
     shares_embedding,
     stage_tensors,
     stages,
@@ -230,8 +232,8 @@ def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> Sta
     parts = tuned(s)
     forward: list[Segment] = []
     backward: list[Segment] = []
-    for block in _present(parts.blocks, stage):
-        for layer, (f, b) in _copies(s, block, stage, parts.still):
+    for block, numbers in _present(parts, stage):
+        for layer, (f, b) in _copies(s, block, numbers, stage):
             forward += [seg._replace(layer=layer) for seg in f]
             backward += [seg._replace(layer=layer) for seg in reversed(b)]
     backward.reverse()
@@ -258,17 +260,16 @@ def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTab
     """Return the bodies of a stage whose blocks gather their weights (ZeRO's stage 3)."""
     parts = tuned(s)
     chains = sharding.Passes([], [], [], [])  # the backward ones from their ends
-    for block in _present(parts.blocks, stage):
+    for block, numbers in _present(parts, stage):
         tied = shares_embedding(s, stage) and block.name == "head" and s.run.trains_all
         held = tied * embedding_weight(parts.blocks)  # and gathered for the embedding
         stay = sharding.stays(s, block.name, is_first=stage.is_first, is_last=stage.is_last)
         made: dict[int, sharding.Passes] = {}
-        for layer, pair in _copies(s, block, stage, parts.still):
+        for layer, pair in _copies(s, block, numbers, stage):
             if id(pair) not in made:
                 f, b = map(coarse, pair) if s.run.detail == "stage" else pair
-                whole = block if b or block.name != "layer" else parts.still
-                size = weight_bytes(s, whole) - held * s.precision.weight
-                made[id(pair)] = sharding.gathering(s, f, b, size, whole.trained - held, stay)
+                size = weight_bytes(s, block) - held * s.precision.weight
+                made[id(pair)] = sharding.gathering(s, f, b, size, block.trained - held, stay)
             first, forward, backward, last = made[id(pair)]
             for chain, one in zip(
                 chains, (first, forward, backward[::-1], last[::-1]), strict=True
@@ -301,17 +302,20 @@ def _arrival(s: Scenario, receives: bool) -> list[Segment]:
     ]
 
 
-def _present(parts: Blocks, stage: Stage) -> list[Block]:
-    """Return the kinds of block of a stage, in forward order."""
-    present = {"embedding": stage.is_first, "layer": True, "head": stage.is_last}
-    return [b for b in (parts.embedding, parts.layer, parts.head) if present[b.name]]
+def _present(parts: Tuned, stage: Stage) -> list[tuple[Block, Sequence[int]]]:
+    """Return the kinds of block of a stage in forward order, and the numbers of those in a row."""
+    runs: list[tuple[Block, Sequence[int]]] = [*layer_runs(parts, stage)]
+    if stage.is_first:
+        runs.insert(0, (parts.blocks.embedding, (NONE,)))
+    return [*runs, (parts.blocks.head, (NONE,))] if stage.is_last else runs
 
 
 def _copies(
-    s: Scenario, block: Block, stage: Stage, still: Block
+    s: Scenario, block: Block, numbers: Sequence[int], stage: Stage
 ) -> Iterator[tuple[int, tuple[list[Segment], list[Segment]]]]:
     """Yield each layer of a stage that a block makes, and its passes, shared by those alike."""
     shared, limit = shares_embedding(s, stage), s.plan.recompute_layers
+    trains = block.name == "layer" and numbers[0] >= stage.num_frozen
 
     def passes(recompute: str, block: Block = block) -> tuple[list[Segment], list[Segment]]:
         f, b = _passes(s, block, shared, recompute)
@@ -319,16 +323,10 @@ def _copies(
             f, b = offload.activations(*map(coarse, (f, b)) if s.run.detail == "stage" else (f, b))
         return f, sharding.holding_gradients(s, b)
 
-    if block.name != "layer":
-        yield NONE, passes("none")
-        return
-    again, frozen = passes(s.plan.recompute), passes("none", still)
+    again = passes(s.plan.recompute if trains else "none")
     kept = again if limit is None else passes("none")
-    for layer in range(stage.num_layers):
-        if layer < stage.num_frozen:
-            yield layer, frozen
-        else:
-            yield layer, again if limit is None or layer < limit else kept
+    for layer in numbers:
+        yield layer, again if limit is None or layer < limit else kept
 
 
 def _exchange(s: Scenario, size: float) -> list[Segment]:

@@ -1,4 +1,4 @@
-"""From a model to blocks of operators: the embedding, one layer, the head with its loss.
+"""From a model to blocks of operators: the embedding, its layers, the head with its loss.
 
 Tensor parallelism is Megatron-LM's: attention heads and the MLP's inner dimension are divided over
 tp ranks, the vocabulary too; norms, residuals and dropouts are repeated on every rank, or with
@@ -10,14 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 
-from simulator.describe.model import Model
+from simulator.describe.model import Model, Patches
+from simulator.describe.resnet import ResNet
 from simulator.describe.scenario import Scenario
+from simulator.lower import convolution
 from simulator.lower import operators as op
 from simulator.lower.operators import Operator
 from simulator.lower.quantised import gathered_in_fp8, in_fp8, weights_cast_in_forward
 from simulator.lower.recompute import Sizes, by_operator
+from simulator.lower.resnet import resnet
 from simulator.program import Flow, Kernel
+
+IMAGE_SIZE = 224
+"""Pixels along each side where it does not matter, as to parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +42,8 @@ class Shapes:
     loss_in_place: bool = True
     megatron_head: bool = False
     """Whether the head's product is Megatron-LM's own, with its placeholder for the gradient."""
+    image_size: int = IMAGE_SIZE
+    """Pixels along each side, where samples are images."""
 
     @property
     def tokens(self) -> int:
@@ -89,11 +98,24 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """The three kinds of block of a decoder."""
+    """The blocks of a model, in forward order; layers that are alike are one object."""
 
     embedding: Block
-    layer: Block
+    layers: tuple[Block, ...]
     head: Block
+
+    @property
+    def layer(self) -> Block:
+        """The layer of a model whose layers are all alike: a transformer's."""
+        return self.layers[0]
+
+    def runs(self, count: int) -> list[tuple[Block, range]]:
+        """Return the first `count` layers: blocks, and the numbers of those in a row that are one.
+
+        Where layers are alike these are any `count` of them.
+        """
+        runs = (list(run) for _, run in groupby(range(count), lambda i: id(self.layers[i])))
+        return [(self.layers[run[0]], range(run[0], run[-1] + 1)) for run in runs]
 
 
 def shapes(s: Scenario) -> Shapes:
@@ -104,7 +126,7 @@ def shapes(s: Scenario) -> Shapes:
         accumulation = "none"  # shards are added, which takes next to nothing
     return Shapes(
         microbatch_size=s.plan.microbatch_size,
-        sequence_length=s.run.sequence_length,
+        sequence_length=s.sequence_length,
         tp=s.plan.tp,
         elements=_casting(
             op.Elements(
@@ -119,6 +141,7 @@ def shapes(s: Scenario) -> Shapes:
         compiled=s.run.compiled,
         loss_in_place=s.run.loss_in_place,
         megatron_head=s.run.linear_layers != "torch",
+        image_size=s.run.image_size or IMAGE_SIZE,
     )  # fmt: skip
 
 
@@ -136,8 +159,10 @@ def _casting(e: op.Elements, s: Scenario) -> op.Elements:
 
 
 @lru_cache(maxsize=256)
-def blocks(model: Model, x: Shapes) -> Blocks:
+def blocks(model: Model | ResNet, x: Shapes) -> Blocks:
     """Return the blocks of a model as one rank of a tensor-parallel group computes them."""
+    if isinstance(model, ResNet):
+        return _convolutional(model, x)
     stream = float(x.elements.activation * x.local_tokens * model.hidden_size)
     branches = (*_attention(model, x), *_mlp(model, x))
     layer = tuple(replace(operator, stream_bytes=stream) for operator in branches)
@@ -149,7 +174,7 @@ def blocks(model: Model, x: Shapes) -> Blocks:
         layer = _compiled(layer, model, x)
     return Blocks(
         embedding=Block(name="embedding", operators=_embedding(model, x)),
-        layer=Block(name="layer", operators=layer),
+        layers=(Block(name="layer", operators=layer),) * model.num_hidden_layers,
         head=Block(name="head", operators=_head(model, x)),
     )
 
@@ -178,16 +203,30 @@ def _compiled(layer: tuple[Operator, ...], model: Model, x: Shapes) -> tuple[Ope
     return (*layer[:at], one, *layer[at + 2 :])
 
 
-def num_parameters(model: Model) -> int:
+def _convolutional(model: ResNet, x: Shapes) -> Blocks:
+    parts = resnet(
+        model, x.elements, batch=x.microbatch_size, image=x.image_size, in_place=x.loss_in_place
+    )
+    made = {id(one): Block(name="layer", operators=one) for one in parts.blocks}
+    return Blocks(
+        embedding=Block(name="embedding", operators=parts.stem),
+        layers=tuple(made[id(one)] for one in parts.blocks),
+        head=Block(name="head", operators=parts.head),
+    )
+
+
+def num_parameters(model: Model | ResNet) -> int:
     """Return the parameters of a whole model, a tied embedding counted once."""
     x = Shapes(
         microbatch_size=1, sequence_length=1, tp=1, attention="flash",
         elements=op.Elements(2, 2, 2, "bf16"),
     )  # fmt: skip
     parts = blocks(model, x)
-    tied = model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
-    layers = model.num_hidden_layers * parts.layer.params
-    return parts.embedding.params + layers + parts.head.params - tied
+    layers = sum(len(run) * layer.params for layer, run in parts.runs(len(parts.layers)))
+    total = parts.embedding.params + layers + parts.head.params
+    if isinstance(model, Model) and model.tie_word_embeddings:
+        total -= model.vocab_size * model.hidden_size
+    return total
 
 
 def model_flops_per_token(s: Scenario) -> float:
@@ -200,31 +239,33 @@ def model_flops_per_token(s: Scenario) -> float:
     x = shapes(s)
     parts = blocks(s.model, Shapes(
         microbatch_size=1, sequence_length=x.sequence_length, tp=1, elements=x.elements,
-        attention=x.attention,
+        attention=x.attention, image_size=x.image_size,
     ))  # fmt: skip
-    forward = s.model.num_hidden_layers * parts.layer.model_flops + parts.head.model_flops
+    layers = sum(len(run) * layer.model_flops for layer, run in parts.runs(len(parts.layers)))
+    forward = layers + parts.head.model_flops + parts.embedding.model_flops
     return 3 * forward / x.sequence_length
 
 
 def recomputed_flops_per_token(s: Scenario) -> float:
     """Return the forward matrix FLOPs of one token that backward computes again."""
-    x, layer = shapes(s), blocks(s.model, shapes(s)).layer
-    flops = {
-        "none": 0.0,
-        "selective": sum(o.model_flops for o in layer.operators if o.core_input_bytes is not None),
-        "selective-op": sum(
-            p.flops
-            for o in layer.operators
-            for p in o.again
-            if isinstance(p, Kernel) and p.matmul is not None
-        ),
-        "full": layer.model_flops,
-    }[s.plan.recompute]
+    x, parts, mode = shapes(s), blocks(s.model, shapes(s)), s.plan.recompute
+    if mode == "none":
+        return 0.0
     limit = s.plan.recompute_layers
-    layers = s.model.num_hidden_layers
-    if limit is not None:
-        layers = sum(min(limit, count) for count in s.layers_per_stage)
-    return layers * flops * x.tp / x.tokens
+    flops = sum(
+        len(run) * sum(_again(o, mode) for o in layer.operators)
+        for count in s.layers_per_stage
+        for layer, run in parts.runs(count if limit is None else min(limit, count))
+    )
+    return flops * x.tp / x.tokens
+
+
+def _again(o: Operator, mode: str) -> float:
+    """Return the forward matrix FLOPs of an operator of a layer that backward computes again."""
+    if mode == "selective-op":
+        products = [p for p in o.again if isinstance(p, Kernel) and p.matmul is not None]
+        return sum(p.flops for p in products)
+    return o.model_flops if mode == "full" or o.core_input_bytes is not None else 0.0
 
 
 def _parallel(x: Shapes, hidden: int, first: Operator, *rest: Operator) -> tuple[Operator, ...]:
@@ -251,8 +292,10 @@ def _linear(
     return in_fp8(o, e, divided=divided) if e.cast else o
 
 
-def _entrance(x: Shapes, hidden: int, product: Operator) -> tuple[Operator, Operator]:
-    size = float(x.elements.activation * x.tokens * hidden)
+def _entrance(
+    x: Shapes, hidden: int, product: Operator, tokens: int | None = None
+) -> tuple[Operator, Operator]:
+    size = float(x.elements.activation * (tokens or x.tokens) * hidden)
     return op.first_of_region(
         product, size, x.tp, sequence=x.sequence_parallel, overlap=x.tp_overlap != "none"
     )
@@ -276,6 +319,8 @@ def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
         queries=model.num_attention_heads // x.tp,
         keys=model.num_key_value_heads // x.tp,
         dim=model.head_dim,
+        causal=model.causal,
+        alibi=model.position == "alibi",
     )
     bias = model.attention_bias
     output_bias = bias if model.output_bias is None else model.output_bias
@@ -339,26 +384,71 @@ def _vocab_share(model: Model, x: Shapes) -> int:
 
 
 def _embedding(model: Model, x: Shapes) -> tuple[Operator, ...]:
+    if model.patches:
+        return _patches(model, model.patches, x)
+    learned = model.max_position_embeddings if model.position == "learned" else 0
     look_up = op.embedding(
         x.elements,
         tokens=x.tokens,
         hidden=model.hidden_size,
         vocab=_vocab_share(model, x),
-        positions=model.max_position_embeddings if model.position == "learned" else 0,
+        positions=learned + model.token_types,
         dropped=x.local_tokens if model.embedding_dropout > 0 else 0,
     )
-    return (look_up,) if x.tp == 1 else (look_up, _exit(x, model.hidden_size))
+    norm = (_norm("embedding norm", model, x),) if model.embedding_norm else ()
+    return (look_up, *norm) if x.tp == 1 else (look_up, _exit(x, model.hidden_size), *norm)
+
+
+def _patches(model: Model, patches: Patches, x: Shapes) -> tuple[Operator, ...]:
+    """Return the embedding of an image: a convolution of a patch each, class token, positions."""
+    e, h, size = x.elements, model.hidden_size, patches.patch_size
+    image = convolution.Maps(x.microbatch_size, patches.num_channels, patches.image_size)
+    grid = convolution.below(image, h, size, size, 0)
+    cut = convolution.convolution("patches", e, image, grid, kernel=size, bias=True)
+    placed = op.positions(
+        e, tokens=x.tokens, hidden=h, rows=1 + patches.tokens,
+        dropped=x.tokens if model.embedding_dropout > 0 else 0,
+    )  # fmt: skip
+    return (convolution.of_images(cut), placed)
 
 
 def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
     e, h, share = x.elements, model.hidden_size, _vocab_share(model, x)
-    e = replace(e, placeholder=x.megatron_head)
-    logits = op.linear("head", e, tokens=x.tokens, inputs=h, outputs=share, bias=False)
-    loss = op.cross_entropy(e, tokens=x.tokens, vocab=share, in_place=x.loss_in_place)
+    rows = x.microbatch_size if model.patches else x.tokens  # the class token's alone
+    before = (
+        _norm("final norm", model, x),
+        *(_transform(model, x) if model.head_transform else ()),
+    )
+    own = replace(e, placeholder=x.megatron_head)
+    logits = op.linear("head", own, tokens=rows, inputs=h, outputs=share, bias=False)
+    bias = (op.bias("head bias", e, tokens=rows, outputs=share),) if model.head_bias else ()
+    loss = op.cross_entropy(e, tokens=rows, vocab=share, in_place=x.loss_in_place)
+    after = _pooler(model, x) if model.pooler else ()
     if x.tp == 1:
-        return (_norm("final norm", model, x), logits, loss)
+        return (*before, logits, *bias, loss, *after)
     # Megatron's vocabulary-parallel loss sums three fp32 numbers a token over the ranks:
     # the maximum, the target's logit and the sum of exponentials.
-    number = Operator(name="loss sum", forward=(Flow("all_reduce", float(op.FP32 * x.tokens)),))
-    product = _entrance(x, h, logits)
-    return (_norm("final norm", model, x), *product, number, number, number, loss)
+    number = Operator(name="loss sum", forward=(Flow("all_reduce", float(op.FP32 * rows)),))
+    product = _entrance(x, h, logits, rows)
+    return (*before, *product, *bias, number, number, number, loss, *after)
+
+
+def _transform(model: Model, x: Shapes) -> tuple[Operator, ...]:
+    """Return what precedes BERT's masked-token head, on every rank in full."""
+    e, tokens, h = x.elements, x.local_tokens, model.hidden_size
+    return (
+        op.linear("transform", e, tokens=tokens, inputs=h, outputs=h, bias=True),
+        op.activation(model.activation, e, size=tokens * h, gated=False),
+        _norm("transform norm", model, x),
+    )
+
+
+def _pooler(model: Model, x: Shapes) -> tuple[Operator, ...]:
+    """Return BERT's loss on whether the second sentence follows, from each first token."""
+    e, batch, h = x.elements, x.microbatch_size, model.hidden_size
+    return (
+        op.linear("pooler", e, tokens=batch, inputs=h, outputs=h, bias=True),
+        op.activation("tanh", e, size=batch * h, gated=False),
+        op.linear("next sentence", e, tokens=batch, inputs=h, outputs=2, bias=True),
+        op.cross_entropy(e, tokens=batch, vocab=2, in_place=x.loss_in_place),
+    )

@@ -259,17 +259,20 @@ class Heads:
     keys: int
     """Key and value heads."""
     dim: int
+    causal: bool = True
+    alibi: bool = False
 
 
 def flash_attention(e: Elements, heads: Heads, version: str = "flash") -> Operator:
-    """Causal attention that never writes its scores; keeps q, k, v and one fp32 a row and head.
+    """Attention that never writes its scores; keeps q, k, v and one fp32 a row and head.
 
     `version` names the implementation, whose rates are `Device.fused`. Backward sums the gradient
     of q in fp32 before it is rounded (`dq_accum` of flash-attention's flash_api.cpp).
     """
     b, s, a, g, d = heads.batch, heads.sequence, heads.queries, heads.keys, heads.dim
     q, kv = b * s * a * d, 2 * b * s * g * d
-    product = 2.0 * b * a * s * s * d / 2  # one of the products, the masked half skipped
+    # one of the products; the masked half of causal attention is skipped
+    product = 2.0 * b * a * s * s * d / (2 if heads.causal else 1)
     rows = FP32 * b * s * a
     shape = (b * a, s, s, d)  # of its products
     read, read_back = e.activation * (2 * q + kv) + rows, e.activation * (4 * q + 2 * kv) + rows
@@ -338,8 +341,50 @@ def unfused_attention(e: Elements, heads: Heads, *, dropout: bool) -> tuple[Oper
         "attention layout", e, reads=q, writes=q, grad_reads=2 * q + kv, grad_writes=2 * q + kv,
         kept_bytes=0.0, passing=(2 * q, 2 * (q + kv)),
     )  # fmt: skip
-    core = (product, softmax, drop, context) if dropout else (product, softmax, context)
-    return (*core, copies)
+    biased = (_alibi(e, scores),) if heads.alibi else ()
+    return (product, *biased, softmax, *([drop] if dropout else []), context, copies)
+
+
+def _alibi(e: Elements, scores: int) -> Operator:
+    """Add the fixed bias of ALiBi to the scores; it has no parameters and no gradient.
+
+    Fused attention adds it where the scores are.
+    """
+    added = pointwise(
+        "alibi", e, reads=scores, writes=scores, grad_reads=0, grad_writes=0, kept_bytes=0.0,
+        passing=(2 * scores, 0), core_input_bytes=0.0,
+    )  # fmt: skip
+    return replace(added, input_grad=())
+
+
+def bias(name: str, e: Elements, *, tokens: int, outputs: int) -> Operator:
+    """Add a bias of its own to a product that shares its weight, as it is written."""
+    size = float(tokens * outputs)
+    grad = Kernel(f"{name} grad", size, e.activation * size, "fp32")
+    return Operator(
+        name=name, weight_grad=(grad,), backward_bytes=e.activation * size, params=outputs
+    )
+
+
+def positions(e: Elements, *, tokens: int, hidden: int, rows: int, dropped: int) -> Operator:
+    """Put a class token before each image's patches and add learned positions; drop out.
+
+    `rows` are those of the class token and of the positions; their gradients sum over images.
+    `dropped` are the tokens that are dropped out of.
+    """
+    size, mask = tokens * hidden, dropped * hidden
+    moved = float(2 * e.activation * size + mask)
+    read = float(e.activation * size + mask)
+    return Operator(
+        name="positions",
+        forward=(Kernel("positions", float(size), moved, "fp32"),),
+        weight_grad=(Kernel("positions wgrad", float(size), read, "fp32"),),
+        kept_bytes=float(mask),
+        forward_bytes=float(2 * e.activation * size),
+        backward_bytes=float(e.activation * (2 if dropped else 1) * size),
+        params=rows * hidden,
+        matrices=((rows - 1, hidden),),  # the class token is none
+    )
 
 
 def embedding(

@@ -145,6 +145,6 @@ RULES: Mapping[str, Callable[[Operator, Elements, Sizes], _Again]] = {
     "fc1": _fc1,
     "fc2": _fc2,
     "mlp residual": _nothing,
-    **dict.fromkeys(("gelu", "silu", "relu"), _activation),
+    **dict.fromkeys(("gelu", "silu", "relu", "relu2"), _activation),
 }
 """What is saved of each operator of a layer and run again; of others nothing, and all."""

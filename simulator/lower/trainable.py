@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from simulator.describe.model import Model
+from simulator.describe.resnet import ResNet
 from simulator.describe.run import Run
 from simulator.describe.scenario import Scenario
 from simulator.lower import layers
@@ -51,6 +52,7 @@ class Tuned(NamedTuple):
 
     blocks: Blocks
     still: Block
+    """A frozen layer; only models whose layers are all alike have some."""
 
 
 def tuned(s: Scenario) -> Tuned:
@@ -59,8 +61,10 @@ def tuned(s: Scenario) -> Tuned:
 
 
 @lru_cache(maxsize=256)
-def _tuned(model: Model, x: Shapes, tuning: Tuning) -> Tuned:
+def _tuned(model: Model | ResNet, x: Shapes, tuning: Tuning) -> Tuned:
     parts, e = layers.blocks(model, x), x.elements
+    if isinstance(model, ResNet):  # which is trained whole
+        return Tuned(parts, _frozen(parts.layer))
     embedding, layer, head = parts.embedding, parts.layer, parts.head
     if tuning.fake_quantization:
         layer, head = (_each(b, partial(_rounded, e=e)) for b in (layer, head))
@@ -71,10 +75,11 @@ def _tuned(model: Model, x: Shapes, tuning: Tuning) -> Tuned:
         layer = _each(layer, partial(_adapted, e=e, tuning=tuning))
         head = _each(head, partial(_weight_frozen, e=e))
     elif tuning.embedding_frozen and model.tie_word_embeddings:
-        head = _each(head, lambda o: _weight_frozen(o, e) if _is_product(o) else o)
+        head = _each(head, lambda o: _weight_frozen(o, e) if o.name == "head" else o)
     if tuning.embedding_frozen:
         embedding = _frozen(embedding)
-    return Tuned(Blocks(embedding=embedding, layer=layer, head=head), _frozen(still))
+    every = (layer,) * len(parts.layers)
+    return Tuned(Blocks(embedding=embedding, layers=every, head=head), _frozen(still))
 
 
 def _each(block: Block, change: Callable[[Operator], Operator]) -> Block:
@@ -223,12 +228,20 @@ def shares_embedding(s: Scenario, stage: Stage) -> bool:
     return s.model.tie_word_embeddings and stage.is_first and stage.is_last
 
 
+def layer_runs(parts: Tuned, stage: Stage) -> list[tuple[Block, range]]:
+    """Return the layers of a stage: blocks, and the numbers of those in a row that are one."""
+    if not stage.num_frozen:
+        return parts.blocks.runs(stage.num_layers)
+    frozen, trained = range(stage.num_frozen), range(stage.num_frozen, stage.num_layers)
+    runs = [(parts.still, frozen), (parts.blocks.layer, trained)]
+    return [(block, numbers) for block, numbers in runs if numbers]
+
+
 def _held(parts: Tuned, stage: Stage) -> list[tuple[Block, int]]:
     """Return the kinds of block of a stage, and how many of each there are."""
     return [
         (parts.blocks.embedding, int(stage.is_first)),
-        (parts.still, stage.num_frozen),
-        (parts.blocks.layer, stage.num_layers - stage.num_frozen),
+        *((block, len(numbers)) for block, numbers in layer_runs(parts, stage)),
         (parts.blocks.head, int(stage.is_last)),
     ]
 
@@ -306,9 +319,9 @@ def model_flops_per_token(s: Scenario) -> float:
         return layers.model_flops_per_token(s)
     parts, still = _whole(s), s.run.frozen_layers
     trained = s.model.num_hidden_layers - still
-    flops = still * parts.still.model_flops
+    flops = parts.blocks.embedding.model_flops + still * parts.still.model_flops
     flops += trained * _training_flops(parts.blocks.layer) + _training_flops(parts.blocks.head)
-    return flops / s.run.sequence_length
+    return flops / s.sequence_length
 
 
 def _training_flops(block: Block) -> float:

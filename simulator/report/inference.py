@@ -11,6 +11,7 @@ from typing import Any
 
 from simulator.describe.model import Model
 from simulator.describe.scenario import Scenario
+from simulator.errors import DescriptionError
 from simulator.lower.layers import blocks, shapes
 from simulator.lower.trainable import embedding_weight
 from simulator.report.text import table
@@ -87,9 +88,28 @@ def kv_cache_bytes_per_token(model: Model, tp: int = 1) -> int:
     return 2 * model.num_hidden_layers * heads * model.head_dim * HALF
 
 
+def decodes(s: Scenario) -> bool:
+    """Return whether serving the model means one token after the other."""
+    return isinstance(s.model, Model) and s.model.causal
+
+
+def decoder(s: Scenario) -> Model:
+    """Return the model of a scenario, which serving keeps a cache for.
+
+    Raises:
+        DescriptionError: when it is none.
+    """
+    if not isinstance(s.model, Model) or not s.model.causal:
+        raise DescriptionError(_NONE.format(s.model.name))
+    return s.model
+
+
+_NONE = "what serving takes is told of decoders only, which keep a cache; {} is none"
+
+
 def weight_bytes(s: Scenario, how: Quantised | None = None) -> float:
     """Return the bytes of the whole model's weights on each of the plan's tp GPUs."""
-    model, layers = s.model, s.model.num_hidden_layers
+    model, layers = decoder(s), s.model.num_hidden_layers
     parts = blocks(model, shapes(s))
     params = parts.embedding.params + layers * parts.layer.params + parts.head.params
     if model.tie_word_embeddings:
@@ -121,8 +141,8 @@ def _stored(how: Quantised, inputs: int, outputs: int) -> float:
 
 def inference(s: Scenario) -> Inference:
     """Return what serving a scenario's model takes, for sequences of the scenario's length."""
-    token = kv_cache_bytes_per_token(s.model, s.plan.tp)
-    sequence, capacity = token * s.run.sequence_length, s.cluster.node.device.memory
+    token = kv_cache_bytes_per_token(decoder(s), s.plan.tp)
+    sequence, capacity = token * s.sequence_length, s.cluster.node.device.memory
     weights = {}
     for name, how in FORMATS.items():
         size = weight_bytes(s, how)
@@ -131,7 +151,7 @@ def inference(s: Scenario) -> Inference:
         weights[name] = Weights(weights_bytes=size, left_bytes=left, sequences=fit)
     return Inference(
         tp=s.plan.tp,
-        sequence_length=s.run.sequence_length,
+        sequence_length=s.sequence_length,
         memory_capacity_bytes=capacity,
         kv_cache_bytes_per_token=token,
         kv_cache_bytes_per_sequence=sequence,
@@ -141,7 +161,9 @@ def inference(s: Scenario) -> Inference:
 
 def inference_text(s: Scenario) -> str:
     """Return `inference` as a table, with what the cache of some batches takes."""
-    i, model = inference(s), s.model
+    if not decodes(s):
+        return _NONE.format(s.model.name)
+    i, model = inference(s), decoder(s)
     tokens = f"sequences of {i.sequence_length:,} tokens"
     rows = [["inference", "weights", "left", f"{tokens} beside"]]
     rows += [
@@ -164,6 +186,6 @@ def inference_text(s: Scenario) -> str:
     ])  # fmt: skip
 
 
-def inference_dict(s: Scenario) -> dict[str, Any]:
-    """Return `inference` as plain values, units in the names of keys."""
-    return asdict(inference(s))
+def inference_dict(s: Scenario) -> dict[str, Any] | None:
+    """Return `inference` as plain values, units in the names of keys; None for no decoder."""
+    return asdict(inference(s)) if decodes(s) else None

@@ -19,6 +19,7 @@ from simulator.lower.trainable import model_flops_per_token, recomputed_flops_pe
 from simulator.program import Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
 from simulator.report.offload import host_memory, offload_assumptions, offloads
+from simulator.report.samples import model_assumptions
 from simulator.report.sharding import sharding_assumptions
 from simulator.report.training import training_assumptions
 from simulator.units import format_bytes, format_seconds
@@ -47,6 +48,7 @@ class Summary:
     step_time_s: float
     first_step_s: float
     tokens_per_s: float
+    """Of an image its patches and class token count, or one for the whole of it."""
     samples_per_s: float
     mfu: float
     """Model FLOPs (`model_flops_per_token`) over step time x ranks x peak rate."""
@@ -225,8 +227,7 @@ def assumptions(s: Scenario) -> list[str]:
         f"kernels {device.memory_efficiency:.1%} of the memory bandwidth, whatever their size",
         f"each kernel starts {format_seconds(device.launch_overhead)} after the one before it"
         + HOST[s.cluster.node.host_launch > 0].format(format_seconds(s.cluster.node.host_launch)),
-        "MFU counts attention in full (12 x layers x hidden x sequence a token) though causal "
-        "kernels skip half of it",
+        *model_assumptions(s),
         *_memory_assumptions(s),
         *training_assumptions(s),
         *offload_assumptions(s),

@@ -13,6 +13,7 @@ from simulator.lower.trainable import parameters
 from simulator.program import ACTIONS, NONE
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
 from simulator.report.offload import host_lines
+from simulator.report.samples import attention_name, sample_name, throughput
 from simulator.report.sharding import sharding_lines, sharding_name
 from simulator.report.summary import OWNERS, Summary, assumptions
 from simulator.report.training import training_name
@@ -20,7 +21,6 @@ from simulator.units import (
     TICKS_PER_SECOND,
     format_bytes,
     format_count,
-    format_rate,
     format_seconds,
 )
 
@@ -47,7 +47,7 @@ def result_text(result: Result) -> str:
         return bare_text(result) + notes
     lines = [
         *_headline(result.scenario),
-        *_numbers(result, result.summary),
+        *_numbers(result, result.scenario, result.summary),
         *host_lines(result, result.scenario),
         *sharding_lines(result, result.scenario.plan),
         "",
@@ -82,13 +82,13 @@ def _headline(s: Scenario) -> list[str]:
         f"{s.num_microbatches} microbatches of {plan.microbatch_size}, recompute {plan.recompute}"
         + ("" if plan.placement == "block" else f", placement {plan.placement_name}")
         + sharding,
-        f"  run         global batch {run.global_batch_size} x {run.sequence_length} tokens, "
-        f"{run.precision}, {run.optimizer}, {run.attention} attention{training_name(run)}",
+        f"  run         global batch {run.global_batch_size} {sample_name(s)}, "
+        f"{run.precision}, {run.optimizer}{attention_name(s)}{training_name(run)}",
         "",
     ]  # fmt: skip
 
 
-def _numbers(result: Result, summary: Summary) -> list[str]:
+def _numbers(result: Result, s: Scenario, summary: Summary) -> list[str]:
     b = result.breakdown
     low, high = b.bubble_fraction.min(), b.bubble_fraction.max()
     exposed = {k: v for k, v in summary.exposed_communication_s.items() if v}
@@ -97,8 +97,7 @@ def _numbers(result: Result, summary: Summary) -> list[str]:
     return [
         f"  step        {format_seconds(summary.step_time_s)} "
         f"(first {format_seconds(summary.first_step_s)})",
-        f"  throughput  {format_rate(summary.tokens_per_s, 'tokens')}, "
-        f"{summary.samples_per_s:,.4g} samples/s",
+        f"  throughput  {throughput(s, summary)}",
         f"  MFU         {summary.mfu:.1%}   HFU {summary.hfu:.1%}",
         f"  bubble      {summary.bubble_fraction:.1%} of the step "
         f"({low:.1%} to {high:.1%} by rank), {summary.bubble_ratio:.1%} of the work",

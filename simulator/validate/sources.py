@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from simulator.errors import DescriptionError, suggestion
-from simulator.validate import megatron, schedules, sharded
+from simulator.validate import convolution, megatron, schedules, sharded
 from simulator.validate.published import Source
 
 MESSAGES = (
@@ -278,6 +278,20 @@ SOURCES = (
             "as simumax-step",
             "Transformer Engine's linear layers keep a tensor for each shape of weight "
             "(get_dummy_wgrad) and a cuBLAS workspace beside torch's",
+        ),
+    ),
+    Source(
+        name="nvidia-resnet50",
+        title="NVIDIA Deep Learning Examples, ResNet50 v1.5 for PyTorch (21.03)",
+        url="https://github.com/NVIDIA/DeepLearningExamples",
+        file="nvidia_resnet50.csv",
+        unit="s", printed="images/s", label="{system} {n_gpus} GPUs, {precision}",
+        build=convolution.resnet50,
+        assumed=(
+            "batches of the repository's configs.yml, which the table does not state; batch norm "
+            "over each GPU's own images; decoding of images is never waited for",
+            "channels last everywhere; the TF32 and FP32 runs lay channels first",
+            "mixed precision: fp16 with fp32 weights and gradients, copied once a step",
         ),
     ),
     Source(

@@ -1,0 +1,99 @@
+"""What one sample of a run is: tokens, or an image; and what does not fit a model of either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simulator.describe.model import Model
+from simulator.describe.optimizer import OPTIMIZERS
+from simulator.describe.plan import Plan
+from simulator.describe.resnet import ResNet
+from simulator.describe.run import Run
+
+
+def positions(model: Model | ResNet, run: Run) -> int:
+    """Return the tokens of one sample: those of an image are its patches and the class token.
+
+    A convolution network has none: one position stands for a whole image.
+    """
+    if isinstance(model, ResNet):
+        return 1
+    return model.patches.tokens if model.patches else run.sequence_length or 0
+
+
+def sample_problems(model: Model | ResNet, plan: Plan, run: Run) -> Iterator[str]:
+    """Say what is missing of a sample, or of no use to its model."""
+    if model.reads_images:
+        if run.image_size is None:
+            yield f"run.image_size is missing: {model.name} reads images (224 is usual)"
+        if run.sequence_length is not None:
+            yield (
+                f"run.sequence_length {run.sequence_length} is for models of text, and "
+                f"{model.name} reads images; run.image_size says how large they are"
+            )
+    else:
+        if run.sequence_length is None:
+            yield f"run.sequence_length is missing: the tokens of one sample of {model.name}"
+        if run.image_size is not None:
+            yield f"run.image_size {run.image_size} is for images, and {model.name} reads text"
+    if isinstance(model, ResNet):
+        yield from _convolution_problems(model, plan, run)
+    elif model.patches:
+        yield from _patch_problems(model, plan, run)
+
+
+def _patch_problems(model: Model, plan: Plan, run: Run) -> Iterator[str]:
+    size = model.patches.image_size if model.patches else 0
+    if run.image_size not in (None, size):
+        yield (
+            f"run.image_size {run.image_size}: {model.name} has learned positions for images of "
+            f"{size} pixels"
+        )
+    if plan.sequence_parallel:
+        yield (
+            f"plan.sequence_parallel divides the sequence, of which the head of {model.name} sees "
+            "the class token alone; set plan.sequence_parallel = false"
+        )
+
+
+def _convolution_problems(model: ResNet, plan: Plan, run: Run) -> Iterator[str]:
+    if plan.tp > 1 or plan.num_stages > 1:
+        yield (
+            f"plan.tp {plan.tp} x plan.pp {plan.pp}: convolution networks are modelled with data "
+            f"parallelism only; set plan.tp = 1 and plan.pp = 1 for {model.name}"
+        )
+    if plan.recompute.startswith("selective"):
+        yield (
+            f"plan.recompute {plan.recompute!r} tells parts of a transformer's layer apart, and "
+            f'{model.name} has none; set plan.recompute = "full" or "none"'
+        )
+    if run.attention != "flash":
+        yield f"run.attention {run.attention!r} has no effect on {model.name}, which has none"
+    if run.precision == "fp8":
+        yield f"run.precision 'fp8' is not modelled of convolutions; {FLOATS} are"
+    for name, plain in TRANSFORMERS_ONLY.items():
+        value = getattr(run, name)
+        if value != plain:
+            yield (
+                f"run.{name} {_toml(value)} is modelled of transformers, and {model.name} is a "
+                "convolution network; leave it out"
+            )
+    rule = OPTIMIZERS[run.optimizer]
+    if rule.factored or rule.orthogonal:
+        yield (
+            f"run.optimizer {run.optimizer!r} is modelled of matrices, and the weights of "
+            f'convolutions have four dimensions; set run.optimizer = "momentum" for {model.name}'
+        )
+
+
+FLOATS = "fp32, tf32, fp16 and bf16"
+
+TRANSFORMERS_ONLY = {
+    "frozen_layers": 0, "lora_rank": None, "fake_quantization": False, "compiled": False,
+    "linear_layers": "torch",
+}  # fmt: skip
+"""Settings of a run that speak of a transformer's layers, as they are when they say nothing."""
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,0 +1,52 @@
+"""What a report says of samples, tokens or images, and of what a model does with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulator.describe.model import Model
+from simulator.describe.scenario import Scenario
+from simulator.units import format_rate
+
+if TYPE_CHECKING:
+    from simulator.report.summary import Summary
+
+
+def sample_name(s: Scenario) -> str:
+    """Return what one sample of a batch is."""
+    if s.run.image_size:
+        return f"images of {s.run.image_size} x {s.run.image_size}"
+    return f"x {s.sequence_length} tokens"
+
+
+def attention_name(s: Scenario) -> str:
+    """Return how attention is computed, where there is any."""
+    return f", {s.run.attention} attention" if isinstance(s.model, Model) else ""
+
+
+def throughput(s: Scenario, summary: Summary) -> str:
+    """Return tokens and samples of a second, or images."""
+    if s.model.reads_images:
+        return f"{summary.samples_per_s:,.5g} images/s"
+    tokens = format_rate(summary.tokens_per_s, "tokens")
+    return f"{tokens}, {summary.samples_per_s:,.4g} samples/s"
+
+
+def model_assumptions(s: Scenario) -> list[str]:
+    """Return what was assumed of the model, with the convention of its FLOPs first."""
+    if not isinstance(s.model, Model):
+        return [
+            "MFU counts 3 x the forward multiply-adds of convolutions and the classifier, though "
+            "the first convolution's input has no gradient",
+            "convolutions are implicit products of channels-last tensors, as fast as products of "
+            "their shape; batch norm, ReLU and sum are kernels of their own, statistics are of "
+            "each rank's own microbatch, nothing is in place, and products have no workspace of "
+            "their own",
+        ]
+    full = "MFU counts attention in full (12 x layers x hidden x sequence a token)"
+    if s.model.causal:
+        return [f"{full} though causal kernels skip half of it"]
+    out = [f"{full}, as it is computed; no token is padding"]
+    if s.model.head_transform:
+        out.append("the head gives logits of every token, not of the masked ones alone")
+    return out
