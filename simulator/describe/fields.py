@@ -67,6 +67,8 @@ class Rule:
     markers: tuple[object, ...]
     optional: bool
     required: bool
+    descriptions: tuple[type, ...] = ()
+    """One of which it holds; none where it holds no description."""
 
 
 @cache
@@ -87,12 +89,12 @@ def _rule(hint: Any, f: dataclasses.Field[Any]) -> Rule:
     if typing.get_origin(hint) is Annotated:
         hint, *marked = typing.get_args(hint)
         markers = tuple(marked)
-    return Rule(hint, markers, optional, required)
+    return Rule(hint, markers, optional, required, described(hint))
 
 
 def complaint(value: object, base: Any, markers: Iterable[object]) -> str | None:
     """Say what is wrong with a value of a field, or return None when nothing is."""
-    origin = typing.get_origin(base)
+    origin = None if type(base) is type else typing.get_origin(base)  # most are plain
     if origin in (types.UnionType, typing.Union):  # names, or what is no text
         named = isinstance(value, str)
         parts = typing.get_args(base)
@@ -165,7 +167,7 @@ def validate(description: Any) -> None:
         value = getattr(description, name)
         if value is None and rule.optional:
             continue
-        if wanted := described(rule.base):
+        if wanted := rule.descriptions:
             if not isinstance(value, wanted):
                 here = f"{type(description).__name__}.{name}"
                 names = " or a ".join(one.__name__ for one in wanted)

@@ -145,7 +145,7 @@ class _Builder:
     def value(self, rule: Rule, raw: object, here: str, parent: str) -> object:
         """Return the value of one field, or None after reporting what is wrong with it."""
         name = here.rpartition(".")[2]
-        if described(rule.base):
+        if rule.descriptions:
             folder = next((m.folder for m in rule.markers if isinstance(m, Catalogued)), None)
             if name == "model":
                 folder = "models"
@@ -158,7 +158,8 @@ class _Builder:
             if wrong is None:
                 return tuple(typing.cast("list[object]", raw))
         elif typing.get_origin(rule.base) is dict and isinstance(raw, dict):
-            item = Rule(*split(typing.get_args(rule.base)[1]), optional=False, required=True)
+            base, markers = split(typing.get_args(rule.base)[1])
+            item = Rule(base, markers, False, True, described(base))
             return {k: self.value(item, v, f"{here}.{k}", here) for k, v in raw.items()}
         else:
             try:

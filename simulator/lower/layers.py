@@ -17,6 +17,7 @@ from simulator.describe.resnet import ResNet
 from simulator.describe.scenario import Scenario
 from simulator.lower import convolution
 from simulator.lower import operators as op
+from simulator.lower.latest import for_latest
 from simulator.lower.operators import Operator
 from simulator.lower.quantised import gathered_in_fp8, in_fp8, weights_cast_in_forward
 from simulator.lower.recompute import Sizes, by_operator
@@ -118,6 +119,7 @@ class Blocks:
         return [(self.layers[run[0]], range(run[0], run[-1] + 1)) for run in runs]
 
 
+@for_latest
 def shapes(s: Scenario) -> Shapes:
     """Return what the operators of a scenario depend on."""
     p = s.precision

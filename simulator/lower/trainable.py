@@ -17,6 +17,7 @@ from simulator.describe.run import Run
 from simulator.describe.scenario import Scenario
 from simulator.lower import layers
 from simulator.lower import operators as op
+from simulator.lower.latest import for_latest
 from simulator.lower.layers import Block, Blocks, Shapes
 from simulator.lower.operators import Operator
 from simulator.lower.quantization import fake_quantized
@@ -55,6 +56,7 @@ class Tuned(NamedTuple):
     """A frozen layer; only models whose layers are all alike have some."""
 
 
+@for_latest
 def tuned(s: Scenario) -> Tuned:
     """Return the blocks of a scenario as one rank of a tensor-parallel group computes them."""
     return _tuned(s.model, layers.shapes(s), Tuning.of(s.run))
