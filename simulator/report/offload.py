@@ -81,8 +81,8 @@ def offload_assumptions(s: Scenario) -> list[str]:
     share = host_share(s.cluster.node, s.cluster.ranks_per_node)
     out = [
         "copies to and from the host run from pinned memory at "
-        f"{format_bytes(share.copy)}/s for each device and direction, as if all "
-        "devices of the node copied at once, beside all other traffic and each other"
+        f"{format_bytes(share.copy)}/s for each device and direction, as if all devices "
+        "of the node that are in use copied at once, beside all other traffic and each other"
     ]
     if s.plan.offload_optimizer:
         out.append(
