@@ -20,6 +20,7 @@ from simulator.describe.model import Model, Patches
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
 from simulator.lower import lower
+from simulator.lower.attention import Heads, flash_attention, unfused_attention
 from simulator.lower.layers import (
     Blocks,
     blocks,
@@ -30,11 +31,8 @@ from simulator.lower.layers import (
 from simulator.lower.memory import static_memory
 from simulator.lower.operators import (
     Elements,
-    Heads,
     bias,
-    flash_attention,
     positions,
-    unfused_attention,
 )
 from simulator.lower.trainable import model_flops_per_token as training_flops_per_token
 from simulator.lower.trainable import parameters

@@ -7,7 +7,7 @@ sequence parallelism divided along the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
@@ -17,6 +17,7 @@ from simulator.describe.resnet import ResNet
 from simulator.describe.scenario import Scenario
 from simulator.lower import convolution
 from simulator.lower import operators as op
+from simulator.lower.attention import ATTENTION, Heads
 from simulator.lower.latest import for_latest
 from simulator.lower.operators import Operator
 from simulator.lower.quantised import gathered_in_fp8, in_fp8, weights_cast_in_forward
@@ -315,7 +316,7 @@ def _norm(name: str, model: Model, x: Shapes) -> Operator:
 
 def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
     e, tokens, h, drops = x.elements, x.tokens, model.hidden_size, model.hidden_dropout > 0
-    heads = op.Heads(
+    heads = Heads(
         batch=x.microbatch_size,
         sequence=x.sequence_length,
         queries=model.num_attention_heads // x.tp,
@@ -346,16 +347,7 @@ def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
     )  # fmt: skip
 
 
-ATTENTION: Mapping[str, Callable[[op.Elements, op.Heads, bool], tuple[Operator, ...]]] = {
-    "flash": lambda e, heads, _dropout: (op.flash_attention(e, heads),),
-    "flash2": lambda e, heads, _dropout: (op.flash_attention(e, heads, "flash2"),),
-    "flash1": lambda e, heads, _dropout: (op.flash_attention(e, heads, "flash1"),),
-    "unfused": lambda e, heads, dropout: op.unfused_attention(e, heads, dropout=dropout),
-}
-"""Operators of the attention core by implementation; flash draws its dropout inside the kernel."""
-
-
-def _core(x: Shapes, heads: op.Heads, dropout: bool) -> tuple[Operator, ...]:
+def _core(x: Shapes, heads: Heads, dropout: bool) -> tuple[Operator, ...]:
     """Return the attention core; fused, it keeps its result where the next product has a copy."""
     core = ATTENTION[x.attention](x.elements, heads, dropout)
     if not x.elements.cast or x.attention == "unfused":
