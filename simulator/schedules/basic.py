@@ -1,0 +1,73 @@
+"""The schedules that compute a backward in one piece: layer-wise, GPipe, 1F1B, interleaved."""
+
+from __future__ import annotations
+
+from simulator.schedules.action import Action, Actions
+
+
+def naive(stages: int, microbatches: int) -> Actions:
+    """Layer-wise model parallelism: one microbatch in flight, so one stage works at a time.
+
+    Bubble fraction (p-1)/p, 1 microbatch kept.
+    """
+    return tuple(
+        tuple(Action(stage, kind, m) for m in range(microbatches) for kind in ("F", "B"))
+        for stage in range(stages)
+    )
+
+
+def gpipe(stages: int, microbatches: int) -> Actions:
+    """All forwards, then all backwards (Huang et al., 2019, arXiv 1811.06965).
+
+    Bubble fraction (p-1)/(m+p-1); m microbatches kept.
+    """
+    return tuple(
+        tuple(Action(stage, kind, m) for kind in ("F", "B") for m in range(microbatches))
+        for stage in range(stages)
+    )
+
+
+def one_f_one_b(stages: int, microbatches: int) -> Actions:
+    """Alternate forward and backward after a warm-up (PipeDream-Flush, arXiv 2006.09503).
+
+    Bubble fraction (p-1)/(m+p-1) as GPipe; stage i keeps min(p-i, m) microbatches.
+    """
+
+    def one(stage: int) -> tuple[Action, ...]:
+        warmup = min(stages - stage, microbatches)
+        actions = [Action(stage, "F", m) for m in range(warmup)]
+        for m in range(microbatches):
+            actions.append(Action(stage, "B", m))
+            if warmup + m < microbatches:
+                actions.append(Action(stage, "F", warmup + m))
+        return tuple(actions)
+
+    return tuple(one(stage) for stage in range(stages))
+
+
+def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Actions:
+    """1F1B with several chunks of layers on each rank (Megatron-LM; Narayanan, 2104.04473, 2.2).
+
+    Chunk c of rank r is stage c x p + r. Microbatches go in rounds of about p: a round passes a
+    rank's first chunk, then its second, and so on; the last chunk first on the way back. Rounds are
+    those of torch.distributed.pipelining, of p microbatches where p divides m as the paper asks.
+    For p chunks v and m a multiple of p: bubble ratio (p-1)/(v m), a vth of 1F1B's; rank r keeps
+    min(2(p-r-1) + (v-1)p + 1, v m) chunk activations, on rank 0 p (1 + (p-1)/(p v)) microbatches.
+    """
+    rounds = rounds_of(ranks, microbatches)
+    size = microbatches // rounds
+    order = [(c, r * size + i) for r in range(rounds) for c in range(chunks) for i in range(size)]
+
+    def one(rank: int) -> tuple[Action, ...]:
+        forward = [Action(c * ranks + rank, "F", m) for c, m in order]
+        backward = [Action((chunks - 1 - c) * ranks + rank, "B", m) for c, m in order]
+        warmup = min(2 * (ranks - 1 - rank) + (chunks - 1) * size, len(order))
+        steady = [a for pair in zip(forward[warmup:], backward, strict=False) for a in pair]
+        return (*forward[:warmup], *steady, *backward[len(order) - warmup :])
+
+    return tuple(one(rank) for rank in range(ranks))
+
+
+def rounds_of(ranks: int, microbatches: int) -> int:
+    """Return how many times the interleaved schedule goes through the chunks of a rank."""
+    return max(1, microbatches // ranks)
