@@ -12,7 +12,14 @@ from simulator.hardware import price
 from simulator.hardware.placement import devices
 from simulator.lower import Actions, lower, lower_schedule
 from simulator.report.result import Moves, Result
-from simulator.schedules import BUBBLE_FRACTION, actions_of, read_actions, schedule_name
+from simulator.schedules import (
+    BUBBLE_FRACTION,
+    actions_of,
+    check_actions,
+    check_progress,
+    read_actions,
+    schedule_name,
+)
 from simulator.units import format_seconds, to_seconds, to_ticks
 
 
@@ -98,6 +105,8 @@ def simulate_schedule(
         schedule = actions_of(schedule, stages, microbatches, chunks)
     else:
         schedule = read_actions(schedule)
+        check_actions(schedule)
+        check_progress(schedule)
     program = lower_schedule(
         schedule, forward=forward / chunks, backward=backward / chunks, latency=latency
     )

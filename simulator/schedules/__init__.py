@@ -18,6 +18,7 @@ from simulator.schedules.action import (
 )
 from simulator.schedules.basic import gpipe, interleaved_1f1b, naive, one_f_one_b
 from simulator.schedules.check import check_actions
+from simulator.schedules.deadlock import check_progress
 from simulator.schedules.formulas import Case, Formula
 from simulator.schedules.passes import (
     add_optimizer,
@@ -55,6 +56,7 @@ __all__ = [
     "cell_text",
     "cells",
     "check_actions",
+    "check_progress",
     "copies_of",
     "gpipe",
     "grid",

@@ -20,6 +20,7 @@ from simulator.schedules.basic import (
     pipe_dream,
 )
 from simulator.schedules.check import check_actions
+from simulator.schedules.deadlock import check_progress
 from simulator.schedules.formulas import DRAINED, Bubble, Kept, by_rank
 from simulator.schedules.two_passes import (
     dual_pipe,
@@ -63,6 +64,9 @@ class Schedule:
     """Most stage activations that each rank keeps."""
     note: str = ""
     """What a reader of its results must know."""
+    foreign: bool = False
+    """Whether its lists come from outside this package: then they are run without a clock first, so
+    that a deadlock is explained."""
 
 
 SCHEDULES: dict[str, Schedule] = {
@@ -291,4 +295,6 @@ def lists_of(
     options = {"group": group, "times": times}
     actions = schedule.make(*size, **{key: options[key] for key in schedule.takes})
     check_actions(actions)
+    if schedule.foreign:
+        check_progress(actions)
     return actions
