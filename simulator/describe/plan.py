@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from simulator.describe.fields import Bytes, Count, Natural, Range, validate
 from simulator.errors import DescriptionError
+from simulator.schedules.table import copies_of
 
 Axis: TypeAlias = Literal["dp", "pp", "cp", "tp"]
 
@@ -44,10 +45,12 @@ class Plan:
     schedule: str = "1F1B"
     """Pipeline schedule, a name that `trainsim show schedule` lists."""
     chunks: Count = 1
-    """Stages of each pipeline rank (Megatron-LM's virtual pipeline): stage s lies on rank s % pp.
-
-    For schedules that take several, as Interleaved1F1B.
-    """
+    """Stages of each pipeline rank (Megatron-LM's virtual pipeline); the schedule says which: stage
+    s lies on rank s % pp of the looped ones, as Interleaved1F1B."""
+    microbatch_group: Count | None = None
+    """Microbatches that pass one chunk of a rank before its next one (Megatron-LM's
+    ``--microbatch-group-size-per-virtual-pipeline-stage``), of schedules that go in rounds; torch's
+    rounds when absent: m / max(1, m // pp)."""
     microbatch_size: Count = 1
     """Samples of one pipeline input of one data-parallel replica."""
     layers_per_stage: tuple[Count, ...] | None = None
@@ -304,8 +307,10 @@ class Plan:
 
     @property
     def num_stages(self) -> int:
-        """Stages of a pipeline: one for each chunk of each of its ranks."""
-        return self.pp * self.chunks
+        """Stages of a pipeline: one for each chunk of each of its ranks, or of each pair of ranks
+        where a schedule has every stage on two.
+        """
+        return self.pp * self.chunks // copies_of(self.schedule)
 
     @property
     def buckets(self) -> tuple[float, ...]:

@@ -227,7 +227,9 @@ def _schedule(s: Scenario) -> Iterator[str]:
     except DescriptionError as error:
         yield f"plan.{error}"
         return
-    complaint = size_complaint(name, plan.pp, s.num_microbatches, plan.chunks)
+    complaint = size_complaint(
+        name, plan.pp, s.num_microbatches, plan.chunks, plan.microbatch_group
+    )
     if complaint:
         yield f"plan.schedule {complaint}"
 

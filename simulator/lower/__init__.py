@@ -26,11 +26,13 @@ from simulator.program import Cost, Flow, Memory, Program, Work
 from simulator.schedules import (
     Action,
     Actions,
-    actions_of,
+    Schedule,
     add_optimizer,
     add_reduce_grad,
     add_send_recv,
     check_actions,
+    lists_of,
+    schedule_of,
 )
 
 __all__ = ["Action", "Actions", "check", "lower", "lower_schedule"]
@@ -41,8 +43,9 @@ def lower(s: Scenario) -> Program:
     world = s.plan.world_size
     require(400.0 * world, f"{world:,} ranks", "describe a smaller cluster")
     grid = _complete_grid(
-        s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks, first_trained_stage(s)
-    )
+        schedule_of(s.plan.schedule), s.plan.pp, s.num_microbatches, s.plan.chunks,
+        s.plan.microbatch_group, first_trained_stage(s),
+    )  # fmt: skip
     bodies = stage_bodies(s)
     x, parts = shapes(s), s.plan.tp if s.plan.scatter_gather else 1
     boundary = s.precision.activation * x.local_tokens * s.model.hidden_size / parts
@@ -71,10 +74,11 @@ def lower(s: Scenario) -> Program:
 
 @lru_cache(maxsize=256)
 def _complete_grid(
-    schedule: str, ranks: int, microbatches: int, chunks: int, first_trained: int
-) -> Grid:
+    schedule: Schedule, ranks: int, microbatches: int, chunks: int, group: int | None,
+    first_trained: int,
+) -> Grid:  # fmt: skip
     """Return a schedule with messages, reductions and updates; plans of a sweep share it."""
-    actions = add_send_recv(actions_of(schedule, ranks, microbatches, chunks))
+    actions = add_send_recv(lists_of(schedule, ranks, microbatches, chunks, group))
     return to_grid(add_optimizer(add_reduce_grad(without_backward(actions, first_trained))))
 
 
