@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.schedules import Action, Actions, actions_of, check_actions, stages_of_ranks
-from simulator.schedules.pace import Times, pace
+from simulator.schedules.times import Times, pace
 from simulator.schedules.vshape import INTERVAL, Offsets, half_block, min_block, v_half, v_min
 
 BOTH = pytest.mark.parametrize("make", [v_half, v_min])

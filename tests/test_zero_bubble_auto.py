@@ -13,7 +13,7 @@ from simulator.describe import catalog
 from simulator.errors import DescriptionError
 from simulator.schedules import Action, Actions, actions_of, check_actions
 from simulator.schedules.automatic import zero_bubble_auto
-from simulator.schedules.pace import Times, pace
+from simulator.schedules.times import Times, pace
 
 TABLE = catalog.root() / "workloads/measured/zero_bubble_table4.csv"
 HEADS_AND_HIDDEN = {

@@ -29,7 +29,6 @@ from simulator.schedules.table import (
     BUBBLE_FRACTION,
     SCHEDULES,
     Schedule,
-    Times,
     actions_of,
     copies_of,
     lists_of,
@@ -37,13 +36,16 @@ from simulator.schedules.table import (
     schedule_of,
     size_complaint,
 )
+from simulator.schedules.times import Pace, Target, Times, pace
 
 __all__ = [
     "BUBBLE_FRACTION",
     "SCHEDULES",
     "Action",
     "Actions",
+    "Pace",
     "Schedule",
+    "Target",
     "Times",
     "actions_of",
     "add_optimizer",
@@ -60,6 +62,7 @@ __all__ = [
     "lists_of",
     "naive",
     "one_f_one_b",
+    "pace",
     "parse_cell",
     "parse_grid",
     "read_actions",

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from simulator.errors import DescriptionError
 from simulator.schedules.action import Action, Actions
-from simulator.schedules.pace import Times, pace
+from simulator.schedules.times import Target, Times, pace
 
 EPSILON = 1e-9
 """Memory that counts as none: sums of fractions of an activation."""
@@ -77,6 +77,19 @@ def zero_bubble_auto(
         if span <= work * (1 + EPSILON) and not synchronous:
             break  # the busiest rank is never idle
     return best
+
+
+def zb_auto(ranks: int, microbatches: int, *, target: Target) -> Actions:
+    """Zero-bubble order found for stated times under a memory limit (ZB-1p, ZB-2p).
+
+    Qi et al., arXiv 2401.10241, section 3.1; `zero_bubble_auto` says how. Bubble and memory are
+    those of the order that was found: with a limit of 1F1B's memory and equal times ZB-H1's bubble,
+    (p-1)(F + I - W), with twice that none between a rank's first and last action.
+    """
+    return zero_bubble_auto(
+        ranks, microbatches, target.times, target.memory * ranks,
+        kept=target.kept, synchronous=target.synchronous,
+    )  # fmt: skip
 
 
 def _check(ranks: int, times: Times, limit: float, kept: float) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from simulator.budget import require
 from simulator.errors import DescriptionError, suggestion
 from simulator.schedules.action import Actions
+from simulator.schedules.automatic import zb_auto
 from simulator.schedules.basic import (
     gpipe,
     interleaved_1f1b,
@@ -18,16 +18,8 @@ from simulator.schedules.basic import (
     one_f_one_b,
 )  # fmt: skip
 from simulator.schedules.check import check_actions
-
-
-class Times(NamedTuple):
-    """Seconds of one microbatch on each stage, and of a message between stages."""
-
-    forward: float | tuple[float, ...] = 1.0
-    """One number for all stages alike, or one for each stage; so the next two."""
-    input_grad: float | tuple[float, ...] = 1.0
-    weight_grad: float | tuple[float, ...] = 1.0
-    message: float = 0.0
+from simulator.schedules.times import Target
+from simulator.schedules.vshape import v_half, v_min
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +33,7 @@ class Schedule:
     copies: int = 1
     """Ranks that hold each stage; 2 where microbatches enter from both ends."""
     takes: tuple[str, ...] = ()
-    """Options of the function: `group` (microbatches of a round), `times` (a `Times`)."""
+    """Options of the function: `group` (microbatches of a round), `target` (a `Target`)."""
     complaint: Callable[[int, int, int, int | None], str | None] | None = None
     """Why (ranks, microbatches, chunks, group) cannot be made, or None where it can."""
     bubble: Callable[[float, float, float, int, int, int], float] | None = None
@@ -57,6 +49,8 @@ class Schedule:
 def _drained(f: float, i: float, w: float, p: int, m: int, v: int) -> float:
     return (p - 1) * (f + i + w)
 
+
+V_NOTE = "ordered for F = I = W of every stage; gaps stay where these differ"
 
 SCHEDULES: dict[str, Schedule] = {
     "naive": Schedule(
@@ -78,6 +72,13 @@ SCHEDULES: dict[str, Schedule] = {
         bubble=_drained,
         kept=lambda p, m, v: tuple(min(2 * (p - r - 1) + (v - 1) * p + 1, v * m) for r in range(p)),
     ),
+    "ZB-auto": Schedule(
+        zb_auto,
+        takes=("target",),
+        note="ordered by a heuristic for stated times and memory",
+    ),
+    "V-Half": Schedule(v_half, chunks=(2, 2), note=V_NOTE),
+    "V-Min": Schedule(v_min, chunks=(2, 2), note=V_NOTE),
 }
 """All schedules, as torch.distributed.pipelining names them; add a function and a row for one."""
 
@@ -162,7 +163,7 @@ def actions_of(
     chunks: int | None = None,
     *,
     group: int | None = None,
-    times: Times | None = None,
+    target: Target | None = None,
 ) -> Actions:
     """Return the checked action lists of a registered schedule, without communication.
 
@@ -172,7 +173,7 @@ def actions_of(
         microbatches: of one step.
         chunks: stages of each rank; the fewest that the schedule takes when absent.
         group: microbatches of a round, of schedules that go in rounds.
-        times: of the stages, of schedules that are made to measure.
+        target: times and memory, of schedules that are made to measure; `Target()` when absent.
 
     Raises:
         DescriptionError: when there is no such schedule, not of this size, or it is too large for
@@ -184,21 +185,21 @@ def actions_of(
     complaint = size_complaint(name, ranks, microbatches, chunks, group)
     if complaint:
         raise DescriptionError(complaint)
-    times = times if "times" in schedule.takes else None
-    return lists_of(schedule, ranks, microbatches, chunks, group, times)
+    target = target if "target" in schedule.takes else None
+    return lists_of(schedule, ranks, microbatches, chunks, group, target)
 
 
 @lru_cache(maxsize=64)
 def lists_of(
     schedule: Schedule, ranks: int, microbatches: int, chunks: int,
-    group: int | None = None, times: Times | None = None,
+    group: int | None = None, target: Target | None = None,
 ) -> Actions:  # fmt: skip
     """Return the checked action lists of a schedule in a size that it takes."""
     what = f"a schedule of {microbatches:,} microbatches on {ranks * chunks} stages"
     require(1500.0 * ranks * chunks * microbatches, what, "take fewer, larger microbatches")
     varies = schedule.chunks[0] != schedule.chunks[1]
     size = (ranks, microbatches, chunks) if varies else (ranks, microbatches)
-    options = {"group": group, "times": times}
+    options = {"group": group, "target": target or Target()}
     actions = schedule.make(*size, **{key: options[key] for key in schedule.takes})
     check_actions(actions)
     return actions

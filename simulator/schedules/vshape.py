@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from simulator.schedules.action import Action, Actions
-from simulator.schedules.pace import Times, pace
+from simulator.schedules.times import Times, pace
 
 INTERVAL = 6
 """Slots from one block to the next: F, I and W of two stages."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from simulator.errors import DescriptionError
@@ -16,9 +15,9 @@ class Times(NamedTuple):
     Only their ratios decide an order.
     """
 
-    forward: float | Sequence[float] = 1.0
-    input_grad: float | Sequence[float] = 1.0
-    weight_grad: float | Sequence[float] = 1.0
+    forward: float | tuple[float, ...] = 1.0
+    input_grad: float | tuple[float, ...] = 1.0
+    weight_grad: float | tuple[float, ...] = 1.0
     message: float = 0.0
     """Seconds of a message between stages on different ranks."""
 
@@ -40,6 +39,18 @@ class Times(NamedTuple):
         forward, inputs, weights = columns
         whole = [i + w for i, w in zip(inputs, weights, strict=True)]
         return {"F": forward, "I": inputs, "W": weights, "B": whole}
+
+
+class Target(NamedTuple):
+    """What a schedule is made to measure for."""
+
+    times: Times = Times()
+    memory: float = 1.0
+    """Most that a rank may keep, in what 1F1B keeps on its first rank: p microbatches."""
+    kept: float = 1.0
+    """Part of a microbatch's activations that stays from its I until its W."""
+    synchronous: bool = True
+    """Whether a step ends for all ranks at once; else each begins its next one when it is done."""
 
 
 class Pace(NamedTuple):
