@@ -3,14 +3,18 @@
 import csv
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import simulator as sim
 from simulator.describe import catalog
+from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
+from simulator.report.summary import assumptions
 from simulator.schedules import Action, Actions, actions_of, check_actions
 from simulator.schedules.automatic import zero_bubble_auto
 from simulator.schedules.times import Times, pace
@@ -202,3 +206,70 @@ def test_what_cannot_be_is_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(DescriptionError, match=complaint):
         zero_bubble_auto(4, 8, **arguments)  # type: ignore[arg-type]
+
+
+# --- in a plan ------------------------------------------------------------------------------------
+
+
+def planned(**plan: object) -> Scenario:
+    """A pipeline of 4 stages with the fields given."""
+    table = {"schedule": "ZB-auto", "dp": 1, "pp": 4, "microbatch_size": 1} | plan
+    changes = {f"plan.{key}": value for key, value in table.items()}
+    return sim.load("gpt2-xl-1f1b", changes | {"run.global_batch_size": 8})
+
+
+def test_a_plan_says_times_memory_and_what_is_kept() -> None:
+    s = planned(
+        schedule_times={"forward": [1, 1, 1, 2], "input_grad": 1.5, "weight_grad": 0.5},
+        schedule_memory=2,
+        schedule_kept=0.4,
+    )
+    assert s.target[:3] == (Times((1, 1, 1, 2), 1.5, 0.5, 0.0), 2.0, 0.4)
+    assert planned().target[:3] == (Times(), 1.0, 1.0)
+
+
+def test_ranks_that_wait_for_a_norm_are_measured_together() -> None:
+    alone = {"schedule": "ZB-auto"}
+    assert not replace_run(planned(**alone), clip_grad=False, precision="bf16").target.synchronous
+    assert replace_run(planned(**alone), clip_grad=True, precision="bf16").target.synchronous
+    assert replace_run(planned(**alone), clip_grad=False, precision="fp16").target.synchronous
+    assert replace_run(planned(**alone), clip_grad=False, num_steps=1).target.synchronous
+
+
+def replace_run(s: Scenario, **run: object) -> Scenario:
+    return replace(s, run=replace(s.run, **run))
+
+
+@pytest.mark.parametrize(
+    ("plan", "complaint"),
+    [
+        ({"schedule": "1F1B", "schedule_memory": 2}, "plan.schedule_memory is for schedules made "),
+        ({"schedule_memory": 0.2}, "plan.schedule_memory 0.2 x plan.pp 4 = 0.8 holds not one"),
+        (
+            {"schedule_times": {"forward": [1, 2], "input_grad": 1, "weight_grad": 1}},
+            "plan.schedule_times.forward has times of 2 stages, but there are 4",
+        ),
+        (
+            {"schedule_times": {"forward": "fast", "input_grad": 1, "weight_grad": 1}},
+            "forward: 'fast' is not a number",
+        ),
+        (
+            {"schedule_times": {"forward": -1, "input_grad": 1, "weight_grad": 1}},
+            "forward: -1.0 must be at least 0",
+        ),
+        ({"schedule_times": {"forward": 1}}, "key 'weight_grad' is missing"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_to_measure_is_refused(
+    plan: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(DescriptionError, match=complaint):
+        planned(**plan)
+
+
+def test_the_report_says_what_an_order_was_made_for() -> None:
+    first = next(line for line in assumptions(planned()) if line.startswith("ZB-auto"))
+    assert "F, I and W of one time on all stages" in first
+    assert (
+        "at most 4 microbatches' activations (plan.schedule_memory 1), whole from I to W" in first
+    )

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from simulator.describe.fields import Bytes, Count, Natural, Range, validate
+from simulator.describe.fields import Bytes, Count, Natural, Probability, Range, validate
+from simulator.describe.timing import ScheduleTimes
 from simulator.errors import DescriptionError
 from simulator.schedules.table import copies_of
 
@@ -51,6 +52,15 @@ class Plan:
     """Microbatches that pass one chunk of a rank before its next one (Megatron-LM's
     ``--microbatch-group-size-per-virtual-pipeline-stage``), of schedules that go in rounds; torch's
     rounds when absent: m / max(1, m // pp)."""
+    schedule_times: ScheduleTimes | None = None
+    """Times that the schedule is made for, of schedules that are (ZB-auto); only their ratios
+    matter. F, I and W that take the same time on all stages, and free messages, when absent."""
+    schedule_memory: Annotated[float, Range(0, open_low=True)] | None = None
+    """Most activations that a rank may keep in such a schedule, in what 1F1B keeps on its first
+    rank, pp microbatches; 1 when absent (ZB-1p of the zero-bubble paper; 2 is its ZB-2p)."""
+    schedule_kept: Probability | None = None
+    """Part of a microbatch's activations that such a schedule counts from the gradient of a stage's
+    input until those of its weights; all when absent."""
     microbatch_size: Count = 1
     """Samples of one pipeline input of one data-parallel replica."""
     layers_per_stage: tuple[Count, ...] | None = None

@@ -20,6 +20,7 @@ from simulator.program import Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
 from simulator.report.offload import host_memory, offload_assumptions, offloads
 from simulator.report.samples import model_assumptions
+from simulator.report.schedules import schedule_assumptions
 from simulator.report.sharding import sharding_assumptions
 from simulator.report.training import training_assumptions
 from simulator.units import format_bytes, format_seconds
@@ -257,6 +258,7 @@ def assumptions(s: Scenario) -> list[str]:
             )
     if plan.pp > 1:
         out.append(P2P[plan.p2p_overlap])
+        out += schedule_assumptions(s)
     if plan.chunks > 1:
         out.append(
             f"stage s of {plan.num_stages} lies on pipeline rank s mod {plan.pp}, and the last "
