@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from simulator.describe.cluster import Cluster
 from simulator.describe.fields import validate
+from simulator.describe.halves import schedule_contradictions
 from simulator.describe.model import Model
 from simulator.describe.network import Network
 from simulator.describe.plan import Plan
@@ -232,6 +233,8 @@ def _schedule(s: Scenario) -> Iterator[str]:
     )
     if complaint:
         yield f"plan.schedule {complaint}"
+    else:
+        yield from schedule_contradictions(s.model, plan, s.run, s.num_microbatches)
 
 
 def _flows_apart(s: Scenario) -> Iterator[str]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
+from simulator.lower.places import layout
 from simulator.lower.segments import (
     AHEAD,
     BRANCH,
@@ -133,13 +134,14 @@ def stays(s: Scenario, block: str, *, is_first: bool, is_last: bool) -> int:
 def exchange(s: Scenario, size: float, longer: float = 0.0) -> list[Segment]:
     """Return the sum of `size` bytes of gradients: over the shards, then of a shard over replicas.
 
-    Where gradients are kept sharded (from stage 2 on) those in full are released when it ends.
+    A stage that lies on two ranks has a replica of its shards on each. Where gradients are kept
+    sharded (from stage 2 on) those in full are released when it ends.
     `longer` are the bytes by which the copy that is reduced is longer than the gradients.
     """
     freed = Memory(unreduced=size) if s.plan.zero > 1 else NOTHING
     scatter = Flow("reduce_scatter", size, alloc=Memory(unreduced=longer), free=freed)
     rows = [Segment(scatter, REDUCE, place=BRANCH)]
-    if s.plan.shards < s.plan.replicas:
+    if s.plan.shards < s.plan.replicas or layout(s).copies > 1:
         rows.append(Segment(Flow("all_reduce", size / s.plan.shards), DP, place=BRANCH))
     return rows
 
