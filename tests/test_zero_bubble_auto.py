@@ -271,5 +271,5 @@ def test_the_report_says_what_an_order_was_made_for() -> None:
     first = next(line for line in assumptions(planned()) if line.startswith("ZB-auto"))
     assert "F, I and W of one time on all stages" in first
     assert (
-        "at most 4 microbatches' activations (plan.schedule_memory 1), whole from I to W" in first
+        "activations of at most 4 microbatches (plan.schedule_memory 1), whole from I to W" in first
     )

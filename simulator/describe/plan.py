@@ -152,6 +152,14 @@ class Plan:
     second matrix product, as torchtitan's selective_ac_option "op"."""
     recompute_layers: Count | None = None
     """Layers of each stage, its first ones, that recompute; all when absent."""
+    recompute_again: bool = False
+    """With recompute "full" and a schedule that splits backward, compute a layer again for the
+    gradients of its weights too, and keep nothing from one to the other but gradients; else what
+    was computed again for the gradient of the input stays until then."""
+    post_validation: bool = False
+    """Whether ranks update without waiting for the norm, or the overflow, of the whole pipeline:
+    it is checked afterwards, and an update that turns out wrong is taken back (Qi et al., 2023,
+    arXiv 2401.10241, section 4). Steps that are taken back are not modelled."""
     sequence_parallel: bool = False
     """Divide norms, residuals and dropouts over the tp ranks along the sequence: all-reduces become
     an all-gather and a reduce-scatter (Korthikanti et al., 2022, section 4.2.2)."""
@@ -206,18 +214,16 @@ class Plan:
             problems.append(
                 f"Plan.servers: {self.servers} is more than the {self.replicas} ranks they lie on"
             )
-        if not self.grad_overlap and (self.replicas == 1 or self.zero > 1):
-            why = (
-                "dp 1" if self.replicas == 1 else f"zero {self.zero}, which reduces every backward"
-            )
+        if not self.grad_overlap and (self.holders == 1 or self.zero > 1):
+            why = "dp 1" if self.holders == 1 else f"zero {self.zero}, which reduces every backward"
             problems.append(f"Plan.grad_overlap: false has no effect with {why}")
         if not self.grad_overlap and self.bucket_size != BUCKET_SIZE:
             problems.append(
                 f"Plan.bucket_size: {self.bucket_size:g} has no effect with grad_overlap false, "
                 "which reduces gradients in one piece"
             )
-        if self.first_bucket_size is not None and (self.replicas == 1 or not self.grad_overlap):
-            why = "dp 1" if self.replicas == 1 else "grad_overlap false"
+        if self.first_bucket_size is not None and (self.holders == 1 or not self.grad_overlap):
+            why = "dp 1" if self.holders == 1 else "grad_overlap false"
             problems.append(
                 f"Plan.first_bucket_size: {self.first_bucket_size:g} has no effect with {why}"
             )
@@ -296,6 +302,11 @@ class Plan:
     def replicas(self) -> int:
         """Ranks that hold the same weights: those along dp and cp."""
         return self.dp * self.cp
+
+    @property
+    def holders(self) -> int:
+        """Ranks that hold the same stage: its replicas, on each rank of a pipeline that has it."""
+        return self.replicas * copies_of(self.schedule)
 
     @property
     def shards(self) -> int:

@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 
 from simulator.describe.cluster import Cluster
 from simulator.describe.fields import validate
+from simulator.describe.halves import schedule_contradictions
 from simulator.describe.model import Model
 from simulator.describe.network import Network
 from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
 from simulator.describe.sample import positions, sample_problems
+from simulator.describe.target import target_of, target_problems
 from simulator.describe.tuning import contradictions
 from simulator.errors import DescriptionError
-from simulator.schedules import SCHEDULES, Target, schedule_name, size_complaint
+from simulator.schedules import Target, schedule_name, size_complaint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +51,9 @@ class Scenario:
         return tuple(count + (stage < rest) for stage in range(self.plan.num_stages))
 
     @property
-    def target(self) -> Target:
-        """What a schedule that is made to measure is made for.
-
-        Unless a norm or an overflow of all ranks is waited for, ranks are measured one by one:
-        where they make several steps each begins the next one when it is done.
-        """
-        plan, run, plain = self.plan, self.run, Target()
-        waits = run.clip_grad or run.scales_loss
-        return Target(
-            plain.times if plan.schedule_times is None else plan.schedule_times.times,
-            plain.memory if plan.schedule_memory is None else plan.schedule_memory,
-            plain.kept if plan.schedule_kept is None else plan.schedule_kept,
-            synchronous=waits or run.num_steps == 1,
-        )
+    def target(self) -> Target | None:
+        """What the schedule is made for, of schedules that are made to measure."""
+        return target_of(self.plan, self.run)
 
     @property
     def precision(self) -> Precision:
@@ -248,28 +239,9 @@ def _schedule(s: Scenario) -> Iterator[str]:
     )
     if complaint:
         yield f"plan.schedule {complaint}"
-    yield from _made_for(plan, name)
-
-
-def _made_for(plan: Plan, name: str) -> Iterator[str]:
-    """Say which times and memory to make a schedule for have no effect or no sense."""
-    if "target" not in SCHEDULES[name].takes:
-        takers = ", ".join(known for known, s in SCHEDULES.items() if "target" in s.takes)
-        for field in ("schedule_times", "schedule_memory", "schedule_kept"):
-            if getattr(plan, field) is not None:
-                yield f"plan.{field} is for schedules made to measure, {takers}, not {name}"
-        return
-    memory = plan.schedule_memory
-    if memory is not None and memory * plan.pp < 1:
-        yield (
-            f"plan.schedule_memory {memory:g} x plan.pp {plan.pp} = {memory * plan.pp:g} holds not "
-            f"one microbatch; it must be at least {1 / plan.pp:.3g}"
-        )
-    if plan.schedule_times is not None:
-        try:
-            plan.schedule_times.times.by_stage(plan.num_stages)
-        except DescriptionError as error:
-            yield from (f"plan.schedule_times.{problem}" for problem in error.problems)
+    else:
+        problems = list(target_problems(plan))
+        yield from problems or schedule_contradictions(s.model, plan, s.run, s.num_microbatches)
 
 
 def _flows_apart(s: Scenario) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from simulator.errors import DescriptionError
 from simulator.schedules.action import Action, Actions
 from simulator.schedules.times import Target, Times, pace
+from simulator.schedules.zero_bubble import one_f_i_w
 
 EPSILON = 1e-9
 """Memory that counts as none: sums of fractions of an activation."""
@@ -132,24 +133,16 @@ def _candidates(
 def _delayed_weights(ranks: int, microbatches: int, depth: int, delay: int) -> Actions:
     """Return 1F1B of at most `depth` microbatches in flight with every backward split.
 
-    Rank r puts off min(r, delay) weight gradients until the end: ZB-H1 where both are p - 1 or
-    more (section 2.1), in which all ranks keep as much as the first does in 1F1B.
+    Rank r does its weight gradients min(r, delay) backwards late, as far as `depth` allows: ZB-H1
+    where depth is p (section 2.1), in which all ranks keep as much as the first does in 1F1B.
     """
-
-    def one(rank: int) -> tuple[Action, ...]:
-        warmup = min(ranks - rank, depth, microbatches)
-        late = min(rank, delay, depth - warmup, microbatches)
-        row = [Action(rank, "F", m) for m in range(warmup)]
-        for m in range(microbatches):
-            row.append(Action(rank, "I", m))
-            if m >= late:
-                row.append(Action(rank, "W", m - late))
-            if warmup + m < microbatches:
-                row.append(Action(rank, "F", warmup + m))
-        row += [Action(rank, "W", m) for m in range(microbatches - late, microbatches)]
-        return tuple(row)
-
-    return tuple(one(rank) for rank in range(ranks))
+    passes = [[(rank, m) for m in range(microbatches)] for rank in range(ranks)]
+    rows = []
+    for rank in range(ranks):
+        ahead = min(ranks - rank, depth) - 1
+        late = min(rank, delay, depth - 1 - ahead)
+        rows.append(one_f_i_w(passes[rank], passes[rank], ahead, late))
+    return tuple(rows)
 
 
 class _Builder:

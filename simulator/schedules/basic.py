@@ -47,6 +47,23 @@ def one_f_one_b(stages: int, microbatches: int) -> Actions:
     return tuple(one(stage) for stage in range(stages))
 
 
+def pipe_dream(stages: int, microbatches: int) -> Actions:
+    """1F1B that updates weights after each backward and never drains (SOSP 2019, 1806.03377).
+
+    A microbatch's backward uses the weights that its forward used: stage i keeps min(p-i, m)
+    versions of them, and as many microbatches. Gradients are of older weights than those that they
+    update. No bubble but the first fill.
+    """
+    return tuple(
+        tuple(
+            out
+            for action in row
+            for out in ((action, action._replace(kind="OPT")) if action.kind == "B" else (action,))
+        )
+        for row in one_f_one_b(stages, microbatches)
+    )
+
+
 def interleaved_1f1b(
     ranks: int, microbatches: int, chunks: int, group: int | None = None
 ) -> Actions:
@@ -61,12 +78,7 @@ def interleaved_1f1b(
     min(2(p-r-1) + (v-1)p + 1, v m) chunk activations, on rank 0 p (1 + (p-1)/(p v)) microbatches.
     """
     size = group or microbatches // rounds_of(ranks, microbatches)
-    order = [
-        (c, m)
-        for first in range(0, microbatches, size)
-        for c in range(chunks)
-        for m in range(first, min(first + size, microbatches))
-    ]
+    order = looped(microbatches, chunks, size)
 
     def one(rank: int) -> tuple[Action, ...]:
         forward = [Action(c * ranks + rank, "F", m) for c, m in order]
@@ -76,6 +88,33 @@ def interleaved_1f1b(
         return (*forward[:warmup], *steady, *backward[len(order) - warmup :])
 
     return tuple(one(rank) for rank in range(ranks))
+
+
+def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Actions:
+    """GPipe with several chunks on each rank, breadth first (Lamy-Poirier, 2023, arXiv 2211.05953).
+
+    All microbatches pass a rank's first chunk, then its second, and so on; back in the reverse of
+    that order. Bubble (p-1)(F+B) of a chunk's times; v m chunk activations kept.
+    """
+    order = looped(microbatches, chunks, microbatches)
+    return tuple(
+        tuple(
+            Action(c * ranks + rank, kind, m)
+            for kind, way in (("F", order), ("B", order[::-1]))
+            for c, m in way
+        )
+        for rank in range(ranks)
+    )
+
+
+def looped(microbatches: int, chunks: int, size: int) -> list[tuple[int, int]]:
+    """Return the (chunk, microbatch) that pass a rank, in rounds of `size` microbatches."""
+    return [
+        (c, m)
+        for first in range(0, microbatches, size)
+        for c in range(chunks)
+        for m in range(first, min(first + size, microbatches))
+    ]
 
 
 def rounds_of(ranks: int, microbatches: int) -> int:

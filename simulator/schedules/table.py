@@ -14,12 +14,23 @@ from simulator.schedules.basic import (
     gpipe,
     interleaved_1f1b,
     interleaved_complaint,
+    looped_bfs,
     naive,
     one_f_one_b,
-)  # fmt: skip
+    pipe_dream,
+)
 from simulator.schedules.check import check_actions
+from simulator.schedules.formulas import DRAINED, Bubble, Kept, by_rank
 from simulator.schedules.times import Target
+from simulator.schedules.two_passes import (
+    dual_pipe,
+    dual_pipe_complaint,
+    dual_pipe_v,
+    dual_pipe_v_complaint,
+    zbv_zero_bubble,
+)
 from simulator.schedules.vshape import v_half, v_min
+from simulator.schedules.zero_bubble import interleaved_zero_bubble, zb_h1, zb_h2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,50 +47,137 @@ class Schedule:
     """Options of the function: `group` (microbatches of a round), `target` (a `Target`)."""
     complaint: Callable[[int, int, int, int | None], str | None] | None = None
     """Why (ranks, microbatches, chunks, group) cannot be made, or None where it can."""
-    bubble: Callable[[float, float, float, int, int, int], float] | None = None
-    """Idle seconds, between its first and last action, of the rank that idles most, for free
-    messages and microbatches enough, from seconds of F, I and W of one stage, ranks, microbatches
-    and chunks."""
-    kept: Callable[[int, int, int], tuple[int, ...]] | None = None
-    """Most stage activations that each rank keeps, from ranks, microbatches and chunks."""
+    bubble: Bubble | None = None
+    """Idle seconds, between its first and last action, of the rank that idles most, for equal
+    stages and free messages; where ranks end at different times, of the last rank's end."""
+    kept: Kept | None = None
+    """Most stage activations that each rank keeps."""
     note: str = ""
     """What a reader of its results must know."""
 
 
-def _drained(f: float, i: float, w: float, p: int, m: int, v: int) -> float:
-    return (p - 1) * (f + i + w)
-
-
-V_NOTE = "ordered for F = I = W of every stage; gaps stay where these differ"
+V_NOTE = (
+    "the schedule is ordered for stages whose F, I and W take the same time; where they differ, "
+    "gaps stay in every repetition"
+)
 
 SCHEDULES: dict[str, Schedule] = {
     "naive": Schedule(
         naive,
-        bubble=lambda f, i, w, p, m, v: m * (p - 1) * (f + i + w),
-        kept=lambda p, m, v: (1,) * p,
+        bubble=Bubble("m(p-1)(F+B)", lambda c: c.m * (c.p - 1) * (c.f + c.b)),
+        kept=by_rank("1", lambda c, r: 1),
     ),
-    "GPipe": Schedule(gpipe, bubble=_drained, kept=lambda p, m, v: (m,) * p),
+    "GPipe": Schedule(gpipe, bubble=DRAINED, kept=by_rank("m", lambda c, r: c.m)),
     "1F1B": Schedule(
         one_f_one_b,
-        bubble=_drained,
-        kept=lambda p, m, v: tuple(min(p - r, m) for r in range(p)),
+        bubble=DRAINED,
+        kept=by_rank("min(p-r, m)", lambda c, r: min(c.p - r, c.m)),
+    ),
+    "PipeDream": Schedule(
+        pipe_dream,
+        kept=by_rank("min(p-r, m)", lambda c, r: min(c.p - r, c.m)),
+        note="changes semantics: weights are updated after every microbatch, whose backward uses "
+        "the version of the weights that its forward used",
     ),
     "Interleaved1F1B": Schedule(
         interleaved_1f1b,
         chunks=(2, None),
         takes=("group",),
         complaint=interleaved_complaint,
-        bubble=_drained,
-        kept=lambda p, m, v: tuple(min(2 * (p - r - 1) + (v - 1) * p + 1, v * m) for r in range(p)),
+        bubble=Bubble(DRAINED.text, DRAINED.value, "m a multiple of p", lambda c: c.m % c.p == 0),
+        kept=by_rank(
+            "min(2(p-r-1)+(v-1)p+1, vm)",
+            lambda c, r: min(2 * (c.p - r - 1) + (c.v - 1) * c.p + 1, c.v * c.m),
+            "m a multiple of p",
+            lambda c: c.m % c.p == 0,
+        ),
     ),
-    "ZB-auto": Schedule(
-        zb_auto,
-        takes=("target",),
-        note="ordered by a heuristic for stated times and memory",
+    "LoopedBFS": Schedule(
+        looped_bfs,
+        chunks=(2, None),
+        bubble=Bubble(DRAINED.text, DRAINED.value, "m >= p", lambda c: c.m >= c.p),
+        kept=by_rank("vm", lambda c, r: c.v * c.m),
     ),
+    "ZB-H1": Schedule(
+        zb_h1,
+        bubble=Bubble(
+            "(p-1)(F+I-W)",
+            lambda c: (c.p - 1) * (c.f + c.i - c.w),
+            "m >= p and F+I >= W",
+            lambda c: c.m >= c.p and c.f + c.i >= c.w,
+        ),
+        kept=by_rank("min(p, m)", lambda c, r: min(c.p, c.m)),
+    ),
+    "ZB-H2": Schedule(
+        zb_h2,
+        bubble=Bubble(
+            "(p-1)(F+I-2W)",
+            lambda c: (c.p - 1) * (c.f + c.i - 2 * c.w),
+            "m >= 2p-1 and F+I >= 2W",
+            lambda c: c.m >= 2 * c.p - 1 and c.f + c.i >= 2 * c.w,
+        ),
+        kept=by_rank("min(2p-1, m)", lambda c, r: min(2 * c.p - 1, c.m)),
+    ),
+    "InterleavedZeroBubble": Schedule(
+        interleaved_zero_bubble,
+        chunks=(2, None),
+        complaint=interleaved_complaint,
+        bubble=Bubble(
+            "(p-1)(F+I-W)",
+            lambda c: (c.p - 1) * (c.f + c.i - c.w),
+            "m a multiple of p and F+I >= W",
+            lambda c: c.m % c.p == 0 and c.f + c.i >= c.w,
+        ),
+        kept=by_rank("vp", lambda c, r: c.v * c.p, "m a multiple of p", lambda c: c.m % c.p == 0),
+    ),
+    "ZBVZeroBubble": Schedule(
+        zbv_zero_bubble,
+        chunks=(2, 2),
+        bubble=Bubble(
+            "0", lambda c: 0.0, "m >= 2p-1 and F = I = W",
+            lambda c: c.m >= 2 * c.p - 1 and c.f == c.i == c.w,
+        ),
+        kept=by_rank("2p", lambda c, r: 2 * c.p, "m >= 2p-1", lambda c: c.m >= 2 * c.p - 1),
+    ),
+    "DualPipe": Schedule(
+        dual_pipe,
+        chunks=(2, 2),
+        copies=2,
+        complaint=dual_pipe_complaint,
+        bubble=Bubble(
+            "(p/2-1)(F&B+B-3W)",
+            lambda c: (c.p / 2 - 1) * (c.pair + c.b - 3 * c.w),
+            "F = I",
+            lambda c: c.f == c.i,
+        ),
+        kept=by_rank("p+1", lambda c, r: c.p + 1),
+    ),
+    "DualPipeV": Schedule(
+        dual_pipe_v,
+        chunks=(2, 2),
+        complaint=dual_pipe_v_complaint,
+        bubble=Bubble(
+            "(p-1)(F&B+B-3W)",
+            lambda c: (c.p - 1) * (c.pair + c.b - 3 * c.w),
+            "F = I",
+            lambda c: c.f == c.i,
+        ),
+        kept=by_rank("2p+1", lambda c, r: 2 * c.p + 1),
+    ),
+    "ZB-auto": Schedule(zb_auto, takes=("target",)),
     "V-Half": Schedule(v_half, chunks=(2, 2), note=V_NOTE),
-    "V-Min": Schedule(v_min, chunks=(2, 2), note=V_NOTE),
-}
+    "V-Min": Schedule(
+        v_min,
+        chunks=(2, 2),
+        bubble=Bubble(
+            "(4p-5)F",
+            lambda c: (4 * c.p - 5) * c.f,
+            "p > 1 and F = I = W",
+            lambda c: c.p > 1 and c.f == c.i == c.w,
+        ),
+        note=V_NOTE,
+    ),
+}  # fmt: skip
 """All schedules, as torch.distributed.pipelining names them; add a function and a row for one."""
 
 
@@ -93,7 +191,7 @@ def _filled(ranks: int, microbatches: int, chunks: int) -> float:
 
 
 BUBBLE_FRACTION: Mapping[str, Callable[[int, int, int], float]] = dict.fromkeys(
-    ("GPipe", "1F1B", "Interleaved1F1B"), _filled
+    ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS"), _filled
 )
 """Bubble fraction for equal stages and free messages, of schedules where it falls with m,
 from (ranks, microbatches, chunks)."""
