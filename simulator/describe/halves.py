@@ -39,8 +39,8 @@ def schedule_contradictions(
     traits = _traits(found)
     if traits and plan.zero > 1 and plan.shards > 1:
         yield (
-            f"plan.zero {plan.zero} with plan.schedule {plan.schedule}, which {traits}: when weights "
-            "are gathered and gradients sharded is not modelled; set plan.zero = 1 or 0"
+            f"plan.zero {plan.zero} with plan.schedule {plan.schedule}, which {traits}: when "
+            "weights are gathered and gradients sharded is not modelled; set plan.zero = 1 or 0"
         )
     if traits and plan.offload_activations:
         yield (

@@ -309,7 +309,7 @@ def _meetings(
         )
     key = np.arange(len(action))
     place, of = grid.place[action[summed]], scope[summed]
-    order = np.lexsort([of, place])
+    order = np.lexsort((of, place))
     lane = place[order] * len(SCOPES) + of[order]
     turn = np.empty(len(summed), np.int64)
     turn[order] = np.arange(len(order)) - np.searchsorted(lane, lane)
