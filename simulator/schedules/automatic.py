@@ -10,13 +10,12 @@ orders counts. The paper's further improvement of that order by integer programm
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import product
+from itertools import count, product
 from typing import NamedTuple
 
 from simulator.errors import DescriptionError
 from simulator.schedules.action import Action, Actions
-from simulator.schedules.times import Target, Times, pace
+from simulator.schedules.times import Pace, Target, Times, pace
 from simulator.schedules.zero_bubble import one_f_i_w
 
 EPSILON = 1e-9
@@ -66,18 +65,27 @@ def zero_bubble_auto(
     limit = float(ranks) if limit is None else limit
     _check(ranks, times, limit, kept)
 
-    seconds = times.by_stage(ranks)
-    work = microbatches * max(map(sum, zip(seconds["F"], seconds["B"], strict=True)))
-    best: Actions = ()
-    least = math.inf, math.inf
-    for actions in _candidates(ranks, microbatches, times, limit, kept):
-        span, makespan = pace(actions, times)
-        cost = (makespan, span) if synchronous else (span, makespan)
-        if cost < least:
-            best, least = actions, cost
-        if span <= work * (1 + EPSILON) and not synchronous:
-            break  # the busiest rank is never idle
+    def cost(taken: Pace) -> tuple[float, float]:
+        return (taken.makespan, taken.span) if synchronous else taken
+
+    depth = min(ranks, int(limit + EPSILON))
+    simple = (_delayed_weights(ranks, microbatches, depth, late) for late in (depth - 1, 0))
+    best = min(simple, key=lambda actions: cost(pace(actions, times)))
+    least = cost(pace(best, times))
+    for bound in _bounds(ranks, limit):
+        for choices in map(Choices._make, product((False, True), repeat=3)):
+            builder = _Builder(ranks, microbatches, times, bound, kept)
+            if not builder.build(choices, least[0], synchronous):
+                continue  # it could not be shorter
+            if cost(builder.pace()) < least:
+                best, least = builder.actions(), cost(builder.pace())
     return best
+
+
+def _bounds(ranks: int, limit: float) -> list[float]:
+    """Return the limits to try: a heuristic can do worse with more memory."""
+    usual = {float(ranks), 2.0 * ranks}
+    return sorted({limit} | {bound for bound in usual if bound < limit}, reverse=True)
 
 
 def zb_auto(ranks: int, microbatches: int, *, target: Target) -> Actions:
@@ -115,21 +123,6 @@ def _check(ranks: int, times: Times, limit: float, kept: float) -> None:
         raise DescriptionError(problems)
 
 
-def _candidates(
-    ranks: int, microbatches: int, times: Times, limit: float, kept: float
-) -> Iterator[Actions]:
-    """Yield legal orders within the limit: 1F1B, ZB-H1, and what the heuristic finds.
-
-    A heuristic can do worse with more memory, so the usual smaller limits are tried too.
-    """
-    depth = min(ranks, int(limit + EPSILON))
-    yield _delayed_weights(ranks, microbatches, depth, 0)
-    yield _delayed_weights(ranks, microbatches, depth, depth - 1)
-    for bound in sorted({min(limit, float(limit_of * ranks)) for limit_of in (1, 2)} | {limit}):
-        for choices in map(Choices._make, product((True, False), repeat=3)):
-            yield _Builder(ranks, microbatches, times, bound, kept).build(choices)
-
-
 def _delayed_weights(ranks: int, microbatches: int, depth: int, delay: int) -> Actions:
     """Return 1F1B of at most `depth` microbatches in flight with every backward split.
 
@@ -154,10 +147,18 @@ class _Builder:
         self.ranks, self.microbatches, self.message = ranks, microbatches, times.message
         self.seconds = times.by_stage(ranks)
         self.limit, self.kept = limit + EPSILON, kept
-        self.rows: list[list[Action]] = [[] for _ in range(ranks)]
+        self.change = {"F": 1.0, "I": kept - 1.0, "W": -kept}
+        self.work = [
+            microbatches * (forward + whole)
+            for forward, whole in zip(self.seconds["F"], self.seconds["B"], strict=True)
+        ]
+        self.rows: list[list[str]] = [[] for _ in range(ranks)]
+        """Kinds; microbatches of a kind go in their order."""
         self.ends: dict[str, list[list[float]]] = {
             kind: [[] for _ in range(ranks)] for kind in ("F", "I", "W")
         }
+        self.first = [0.0] * ranks
+        """When a rank has started."""
         self.clock = [0.0] * ranks
         self.memory = [0.0] * ranks
         self.idle = [0.0] * ranks
@@ -176,17 +177,18 @@ class _Builder:
 
     def put(self, kind: str, rank: int) -> None:
         """Append the next F, I or W of a rank; memory must have been made."""
-        microbatch = self.count(kind, rank)
         start = self.clock[rank]
         if kind != "W":
             start = max(start, self.arrival(kind, rank))
-            if self.rows[rank]:
+            if not self.rows[rank]:
+                self.first[rank] = start
+            elif start > self.clock[rank]:
                 self.idle[rank] += start - self.clock[rank]
                 self.most_idle = max(self.most_idle, self.idle[rank])
-        self.rows[rank].append(Action(rank, kind, microbatch))
+        self.rows[rank].append(kind)
         self.clock[rank] = start + self.seconds[kind][rank]
         self.ends[kind][rank].append(self.clock[rank])
-        self.memory[rank] += {"F": 1.0, "I": self.kept - 1.0, "W": -self.kept}[kind]
+        self.memory[rank] += self.change[kind]
 
     def pending(self, rank: int) -> int:
         """Return how many weight gradients could be computed now."""
@@ -213,10 +215,33 @@ class _Builder:
             if grows or choices.fill_small:
                 self.put("W", rank)
 
-    def build(self, choices: Choices) -> Actions:
-        """Return the order that one set of choices leads to."""
+    def pace(self) -> Pace:
+        """Return how long the finished order takes."""
+        spans = (end - start for start, end in zip(self.first, self.clock, strict=True))
+        return Pace(max(spans), max(self.clock))
+
+    def actions(self) -> Actions:
+        """Return the order."""
+        rows = []
+        for rank, kinds in enumerate(self.rows):
+            number = {kind: count() for kind in "FIW"}
+            rows.append(tuple(Action(rank, kind, next(number[kind])) for kind in kinds))
+        return tuple(rows)
+
+    def least(self, synchronous: bool) -> float:
+        """Return the least that the order can take: a rank's work and what it has waited."""
+        spans = map(sum, zip(self.work, self.idle, strict=True))
+        return max(map(sum, zip(spans, self.first, strict=True)) if synchronous else spans)
+
+    def build(self, choices: Choices, below: float, synchronous: bool) -> bool:
+        """Make the order that one set of choices leads to; give up where it is no use.
+
+        Returns whether it may take less than, or as little as, `below`.
+        """
         self.warm_up(choices)
         for _ in range(1, self.microbatches):
+            if self.least(synchronous) > below * (1 + EPSILON):
+                return False
             goes = self.next_forwards(choices)
             for rank in range(self.ranks):
                 if goes[rank]:
@@ -232,7 +257,7 @@ class _Builder:
         for rank in range(self.ranks):
             while self.pending(rank):
                 self.put("W", rank)
-        return tuple(map(tuple, self.rows))
+        return True
 
     def warm_up(self, choices: Choices) -> None:
         """Start as many forwards as fit into memory before the first gradient, and compute that."""
