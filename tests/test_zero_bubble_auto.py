@@ -126,6 +126,35 @@ def test_bubble_rates_are_those_of_the_papers_table_5(row: dict[str, str]) -> No
     assert rate == pytest.approx(float(row["bubble_rate_theory"]), abs=6e-5 if exact else 6e-4)
 
 
+# Table 5, ZB-H1 and ZB-H2 at the profiled times: by model and microbatches.
+HANDCRAFTED = {
+    ("1.5B", 24): (0.1585, 0.1083), ("1.5B", 32): (0.1242, 0.0837), ("1.5B", 64): (0.0674, 0.0444),
+    ("6.2B", 24): (0.1323, 0.0698), ("6.2B", 32): (0.1045, 0.0559), ("6.2B", 64): (0.0554, 0.0294),
+    ("14.6B", 48): (0.1397, 0.0672), ("14.6B", 64): (0.1088, 0.0516),
+    ("14.6B", 128): (0.0576, 0.0266), ("28.3B", 96): (0.1421, 0.0641),
+    ("28.3B", 128): (0.1106, 0.0490), ("28.3B", 256): (0.0594, 0.0257),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "m"), HANDCRAFTED)
+def test_bubble_rates_of_the_handcrafted_schedules_are_table_5s_too(model: str, m: int) -> None:
+    row = next(r for r in rates() if (r["model"], r["microbatches_m"]) == (model, str(m)))
+    times = Times(*(float(row[f"T_{name}_ms"]) for name in ("F", "B", "W", "comm")))
+    work = m * (times.forward + times.input_grad + times.weight_grad)
+    for name, rate in zip(("ZB-H1", "ZB-H2"), HANDCRAFTED[model, m], strict=True):
+        span = pace(actions_of(name, int(row["stages_p"]), m), times).span
+        assert 1 - work / span == pytest.approx(rate, abs=6e-5)
+
+
+@pytest.mark.parametrize(("p", "m"), [(8, 2), (8, 4), (8, 8), (16, 4), (5, 3)])
+@pytest.mark.parametrize("limit", [1, 2])
+def test_few_microbatches_take_what_appendix_h_states(p: int, m: int, limit: int) -> None:
+    # m <= p, W < I, free messages: (m+p-1)(F+I) + W, where 1F1B takes (m+p-1)(F+I+W).
+    times = Times(3.0, 2.0, 1.0)
+    assert pace(zero_bubble_auto(p, m, times, limit * p), times).span == (m + p - 1) * 5 + 1
+    assert pace(actions_of("1F1B", p, m), times).span == (m + p - 1) * 6
+
+
 # --- properties ---------------------------------------------------------------------------------
 
 seconds = st.floats(0.0, 8.0).map(lambda x: round(x, 3))

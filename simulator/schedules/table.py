@@ -166,18 +166,15 @@ SCHEDULES: dict[str, Schedule] = {
         kept=by_rank("2p+1", lambda c, r: 2 * c.p + 1),
     ),
     "ZB-auto": Schedule(zb_auto, takes=("target",)),
-    "V-Half": Schedule(v_half, chunks=(2, 2), note=V_NOTE),
-    "V-Min": Schedule(
-        v_min,
+    "V-Half": Schedule(
+        v_half,
         chunks=(2, 2),
-        bubble=Bubble(
-            "(4p-5)F",
-            lambda c: (4 * c.p - 5) * c.f,
-            "p > 1 and F = I = W",
-            lambda c: c.p > 1 and c.f == c.i == c.w,
+        kept=by_rank(
+            "2((p+2)//2)", lambda c, r: 2 * ((c.p + 2) // 2), "m >= 2p", lambda c: c.m >= 2 * c.p
         ),
         note=V_NOTE,
     ),
+    "V-Min": Schedule(v_min, chunks=(2, 2), note=V_NOTE),
 }  # fmt: skip
 """All schedules, as torch.distributed.pipelining names them; add a function and a row for one."""
 
