@@ -21,19 +21,14 @@ def schedule_contradictions(
             "plan.post_validation: true has no effect without a pipeline that waits for a norm or "
             "an overflow; set run.clip_grad = true, or leave it out"
         )
-    if schedule_of(plan.schedule).note.startswith("changes semantics"):
+    found = layout_of(
+        schedule_of(plan.schedule), plan.pp, microbatches, plan.chunks, plan.microbatch_group
+    )
+    if found.updates:
         yield (
             f"plan.schedule {plan.schedule} updates weights after every microbatch, which is not "
             "modelled with devices and models; `trainsim show schedule` draws it"
         )
-    asked = (
-        plan.zero > 1, plan.offload_activations, plan.num_servers, plan.recompute_again,
-    )  # fmt: skip
-    if not any(asked):
-        return
-    found = layout_of(
-        schedule_of(plan.schedule), plan.pp, microbatches, plan.chunks, plan.microbatch_group
-    )
     if plan.recompute_again and (plan.recompute != "full" or not found.splits):
         yield (
             "plan.recompute_again: true is for plan.recompute 'full' and a schedule that splits "
