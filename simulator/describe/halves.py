@@ -22,15 +22,15 @@ def schedule_contradictions(
             "plan.post_validation: true has no effect without a pipeline that waits for a norm or "
             "an overflow; set run.clip_grad = true, or leave it out"
         )
-    asked = (
-        plan.zero > 1, plan.offload_activations, plan.num_servers, plan.recompute_again,
-    )  # fmt: skip
-    if not any(asked):
-        return
     found = layout_of(
         schedule_of(plan.schedule), plan.pp, microbatches, plan.chunks, plan.microbatch_group,
         target_of(plan, run),
     )  # fmt: skip
+    if found.updates:
+        yield (
+            f"plan.schedule {plan.schedule} updates weights after every microbatch, which is not "
+            "modelled with devices and models; `trainsim show schedule` draws it"
+        )
     if plan.recompute_again and (plan.recompute != "full" or not found.splits):
         yield (
             "plan.recompute_again: true is for plan.recompute 'full' and a schedule that splits "

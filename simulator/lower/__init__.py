@@ -10,6 +10,7 @@ import numpy as np
 from simulator.budget import require
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
+from simulator.errors import DeadlockError
 from simulator.lower import blocking, clipping, offload, sharding
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
@@ -72,7 +73,18 @@ def lower(s: Scenario) -> Program:
     if several and (s.run.clip_grad or s.run.scales_loss):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
-    return check(replicate(steps, Mesh.of(s.plan), costs, static))
+    try:
+        return check(replicate(steps, Mesh.of(s.plan), costs, static))
+    except DeadlockError as error:
+        if s.plan.p2p_overlap:
+            raise
+        raise DeadlockError(f"{error}\n{BLOCKED}") from None
+
+
+BLOCKED = (
+    "with plan.p2p_overlap = false a rank computes on when all that it sends has been received, "
+    "and receives when it has computed; plan.p2p_overlap = true posts receives ahead"
+)
 
 
 @lru_cache(maxsize=256)
@@ -101,6 +113,7 @@ def lower_schedule(
     pair: float | None = None,
     held: float = 1.0,
     latency: float = 0.0,
+    p2p_overlap: bool = True,
 ) -> Program:
     """Return the Program of a bare schedule with the same stated times on every stage.
 
@@ -116,6 +129,7 @@ def lower_schedule(
             those of both when absent.
         held: share of what a forward keeps that waits for W where the backward is split.
         latency: seconds of one message between stages.
+        p2p_overlap: whether ranks compute on while they send and receive, as in a plan.
 
     Raises:
         ScheduleError: when the lists are not a legal schedule.
@@ -141,5 +155,8 @@ def lower_schedule(
     replica = expand(grid, bodies, message, at_once=True)
     if pair is not None:
         replica, costs = pair_takes(replica, grid, costs, pair)
+    if not p2p_overlap:
+        waits = blocking.messages(replica, in_one_go=_goes_round(grid))
+        replica = replace(replica, more=np.concatenate([replica.more, waits]))
     mesh = Mesh.of(Plan(pp=len(actions)))
     return check(replicate(replica, mesh, tuple(costs), np.zeros(len(actions))))

@@ -299,7 +299,9 @@ def _meetings(
     rank = grid.rank[action].astype(np.int64)
     holders, stages = grid.places
     count = np.bincount(stages, minlength=grid.num_stages)
-    summed = np.flatnonzero(np.isin(scope, ACROSS_COPIES) & (count[grid.stage[action]] > 1))
+    summed = np.zeros(0, np.int64)
+    if count.max(initial=0) > 1:
+        summed = np.flatnonzero(np.isin(scope, ACROSS_COPIES) & (count[grid.stage[action]] > 1))
     if not len(summed):
         return slice(None), np.stack([rank, rank], axis=1), np.arange(len(action))
     if count.max() > 2:

@@ -201,6 +201,8 @@ def schedule_name(name: str) -> str:
     Raises:
         DescriptionError: when there is none.
     """
+    if name in SCHEDULES:
+        return name
     by_lower = {known.lower(): known for known in SCHEDULES}
     if name.lower() not in by_lower:
         raise DescriptionError(
