@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 from simulator.describe.cluster import Cluster
 from simulator.describe.fields import validate
+from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
 from simulator.describe.network import Network
 from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
 from simulator.describe.sample import positions, sample_problems
+from simulator.describe.stages import LOOPED, division_problems, even_layers, listed_layers
 from simulator.describe.tuning import contradictions
 from simulator.errors import DescriptionError
 from simulator.schedules import schedule_name, size_complaint
@@ -42,11 +44,18 @@ class Scenario:
 
     @property
     def layers_per_stage(self) -> tuple[int, ...]:
-        """Layers of each stage; a remainder goes to the first ones, away from the head."""
-        if self.plan.layers_per_stage is not None:
-            return self.plan.layers_per_stage
-        count, rest = divmod(self.model.num_hidden_layers, self.plan.num_stages)
-        return tuple(count + (stage < rest) for stage in range(self.plan.num_stages))
+        """Layers of each stage; a remainder goes to the first ones, away from the head.
+
+        Raises:
+            DescriptionError: when the plan leaves them to a balance that nobody has found yet.
+        """
+        listed = listed_layers(self.plan)
+        if listed is None and self.plan.stage_cut != "uniform":
+            raise DescriptionError(
+                f"plan.stage_cut {self.plan.stage_cut!r} is not cut yet; give the scenario to "
+                "simulator.cuts.resolved first"
+            )
+        return even_layers(self.plan, self.model.num_hidden_layers) if listed is None else listed
 
     @property
     def precision(self) -> Precision:
@@ -181,24 +190,31 @@ def _stale_embedding(model: Model | ResNet, plan: Plan) -> Iterator[str]:
 def _stages(s: Scenario) -> Iterator[str]:
     """Say what is wrong with how the layers are divided over the stages."""
     model, plan = s.model, s.plan
-    layers = model.num_hidden_layers
-    stages = f"plan.pp {plan.pp}"
-    if plan.chunks > 1:
-        stages += f" x plan.chunks {plan.chunks} = {plan.num_stages} stages"
-    if plan.num_stages > layers:
-        yield f"{stages} is more than the {layers} layers of {model.name}"
-    elif sum(s.layers_per_stage) != layers:
-        yield (
-            f"plan.layers_per_stage {list(s.layers_per_stage)} sums to {sum(s.layers_per_stage)}, "
-            f"but {model.name} has {layers} layers"
-        )
-    elif plan.chunks > 1 and plan.layers_per_stage is None and layers % plan.num_stages:
-        yield (
-            f"{stages} do not divide the {layers} layers of {model.name}; "
-            f"say in plan.layers_per_stage how many each stage has"
-        )
-    else:
+    problems = list(division_problems(plan, model.num_hidden_layers, model.name))
+    yield from problems
+    yield from _layout(s)
+    if not problems and (plan.stage_cut == "uniform" or plan.layers_per_stage is not None):
         yield from _beyond_a_stage(plan, max(s.layers_per_stage))
+
+
+def _layout(s: Scenario) -> Iterator[str]:
+    """Say what a layout has too many or too few of, and where chunks are no loop of ranks."""
+    plan = s.plan
+    if plan.layout is not None:
+        given = read_layout(plan.layout)[-1].count("m")
+        there = getattr(s.model, "num_nextn_predict_layers", 0)
+        if given != there:
+            yield (
+                f"plan.layout {plan.layout!r} has {given} layers m, but {s.model.name} has {there} "
+                "that predict further tokens"
+            )
+    relieved = plan.first_stage_layers is not None or plan.last_stage_layers is not None
+    if relieved and plan.chunks > 1 and plan.schedule.lower() not in map(str.lower, LOOPED):
+        yield (
+            f"plan.first_stage_layers and plan.last_stage_layers with plan.chunks {plan.chunks} "
+            f"are for {', '.join(LOOPED)}, not {plan.schedule!r}, whose ranks hold other stages; "
+            "list plan.layers_per_stage"
+        )
 
 
 def _beyond_a_stage(plan: Plan, layers: int) -> Iterator[str]:

@@ -186,6 +186,12 @@ P2P = {
 }
 """What is assumed of messages between stages that overlap computation, and that do not."""
 
+CUT = {
+    "parameters": "fewest parameters",
+    "time": "least time of forward and backward, found by running each block without contention",
+}
+"""What is least of the largest stage, by how a plan cuts stages."""
+
 TP_OVERLAP = {
     "none": "tensor-parallel collectives do not overlap computation",
     "grads": "tensor-parallel collectives of backward run beside the products that do not need "
@@ -255,6 +261,11 @@ def assumptions(s: Scenario) -> list[str]:
             )
     if plan.pp > 1:
         out.append(P2P[plan.p2p_overlap])
+    if plan.stage_cut != "uniform":
+        out.append(
+            f"stages of {', '.join(map(str, s.layers_per_stage))} layers: the cut whose largest "
+            f"stage has the {CUT[plan.stage_cut]}, embedding and head counted"
+        )
     if plan.chunks > 1:
         out.append(
             f"stage s of {plan.num_stages} lies on pipeline rank s mod {plan.pp}, and the last "
