@@ -16,11 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.describe.network import Network
+from simulator.describe.placement import kind_of_ranks
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
+from simulator.lower.mesh import Mesh
 from simulator.lower.trainable import tuned
 from simulator.program import ACTION_CODE, NONE, Int64
 from simulator.report.result import Result
+from simulator.schedules import actions_of
 
 CHAIN = ("compute", "tp", "cp", "ep", "etp")
 """Streams of what a pass waits for in turn; others run beside it."""
@@ -53,8 +56,29 @@ def _with(s: Scenario, layers: tuple[int, ...] | None) -> Scenario:
 @lru_cache(maxsize=256)
 def _cut(s: Scenario) -> tuple[int, ...]:
     """Return the layers of each stage by the scenario's way to cut."""
-    runs = _parameters(s) if s.plan.stage_cut == "parameters" else _times(s)
-    return balanced([runs.of(stage, s.plan.num_stages) for stage in range(s.plan.num_stages)])
+    stages = range(s.plan.num_stages)
+    if s.plan.stage_cut == "parameters":
+        return balanced([_parameters(s).of(stage, len(stages)) for stage in stages])
+    by_kind = [_times(replace(s, cluster=s.cluster.only(k))) for k in range(len(s.cluster.kinds))]
+    costs = []
+    for stage, kinds in zip(stages, _kinds(s), strict=True):
+        each = [by_kind[kind].of(stage, len(stages)) for kind in kinds]
+        costs.append(np.max(each, axis=0))
+    return balanced(costs)
+
+
+def _kinds(s: Scenario) -> list[set[int]]:
+    """Return the kinds of node on which the ranks of each stage lie; the slowest of them counts."""
+    if not s.cluster.is_mixed:
+        return [{0}] * s.plan.num_stages
+    mesh, kind = Mesh.of(s.plan), kind_of_ranks(s.plan, s.cluster)
+    kinds: list[set[int]] = [set() for _ in range(s.plan.num_stages)]
+    actions = actions_of(s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks)
+    for place, row in enumerate(actions):
+        ranks = mesh.ranks_of_tiles(np.arange(mesh.tiles), place)
+        for stage in {action.stage for action in row}:
+            kinds[stage].update(kind[rank] for rank in ranks.tolist())
+    return kinds
 
 
 def balanced(costs: Sequence[Int64]) -> tuple[int, ...]:

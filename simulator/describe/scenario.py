@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from simulator.describe.cluster import Cluster
 from simulator.describe.fields import validate
+from simulator.describe.kinds import device_problems, mixture_problems
 from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
 from simulator.describe.network import Network
@@ -129,18 +130,8 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"run.linear_layers {run.linear_layers!r} says what is held where "
             "run.fused_accumulation is true; set it, or leave run.linear_layers out"
         )
-    device = cluster.node.device
-    if run.attention in ("flash1", "flash2") and f"{run.attention} forward" not in device.fused:
-        yield (
-            f"run.attention {run.attention!r}: {device.name} has no rate of it; set run.attention "
-            '= "flash", or give device.fused its rates'
-        )
-    peak = device.peak
-    if s.precision.fastest not in peak:
-        yield (
-            f"run.precision {run.precision!r}: {cluster.node.device.name} has no rate for it; "
-            f"it has {', '.join(peak)}"
-        )
+    yield from device_problems(s)
+    yield from mixture_problems(s)
 
 
 def _attention(model: Model, s: Scenario) -> Iterator[str]:

@@ -15,7 +15,7 @@ from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.grid import Grid, to_grid
 from simulator.lower.layers import shapes
-from simulator.lower.memory import static_memory
+from simulator.lower.memory import more_buffer_bytes, static_memory
 from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import expand, repeat_steps
 from simulator.lower.replicate import replicate
@@ -66,7 +66,11 @@ def lower(s: Scenario) -> Program:
     if s.plan.chunks > 1 and (s.run.clip_grad or s.run.scales_loss):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
-    return check(replicate(steps, Mesh.of(s.plan), costs, static))
+    program = replicate(steps, Mesh.of(s.plan), costs, static)
+    if s.cluster.is_mixed:
+        own = program.static_bytes + more_buffer_bytes(s)
+        program = replace(program, static_bytes=own)
+    return check(program)
 
 
 @lru_cache(maxsize=256)
