@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,10 +20,10 @@ from simulator.describe.placement import kind_of_ranks
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
 from simulator.lower.mesh import Mesh
+from simulator.lower.places import layout
 from simulator.lower.trainable import tuned
 from simulator.program import ACTION_CODE, NONE, Int64
 from simulator.report.result import Result
-from simulator.schedules import actions_of
 
 CHAIN = ("compute", "tp", "cp", "ep", "etp")
 """Streams of what a pass waits for in turn; others run beside it."""
@@ -73,11 +73,10 @@ def _kinds(s: Scenario) -> list[set[int]]:
         return [{0}] * s.plan.num_stages
     mesh, kind = Mesh.of(s.plan), kind_of_ranks(s.plan, s.cluster)
     kinds: list[set[int]] = [set() for _ in range(s.plan.num_stages)]
-    actions = actions_of(s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks)
-    for place, row in enumerate(actions):
-        ranks = mesh.ranks_of_tiles(np.arange(mesh.tiles), place)
-        for stage in {action.stage for action in row}:
-            kinds[stage].update(kind[rank] for rank in ranks.tolist())
+    for place, stages in enumerate(layout(s).stages):
+        ranks = mesh.ranks_of_tiles(np.arange(mesh.tiles), place).tolist()
+        for stage in stages:
+            kinds[stage].update(kind[rank] for rank in ranks)
     return kinds
 
 
@@ -148,6 +147,11 @@ def _parameters(s: Scenario) -> Runs:
 
 def _times(s: Scenario) -> Runs:
     """Return the ticks of forward and backward of each block, as a run of the pipeline has them."""
+    if s.plan.recompute_again:
+        raise DescriptionError(
+            "plan.stage_cut 'time' with plan.recompute_again: what is computed twice more is not "
+            'timed; set plan.stage_cut = "parameters", or list plan.layers_per_stage'
+        )
     if s.plan.recompute_layers is None:
         return _measured(s)
     again = _measured(replace(s, plan=replace(s.plan, recompute_layers=None)))
@@ -165,6 +169,9 @@ def _measured(s: Scenario) -> Runs:
     from simulator.api import simulate
 
     plan = s.plan
+    once: dict[str, Any] = {}
+    if layout(s).copies > 1:  # GPipe has every stage once: what divides its copies does not apply
+        once = {"grad_overlap": True, "first_bucket_size": None, "zero": 0, "dp_shard": None}
     each = min(2, s.num_microbatches)
     layers, stages = s.model.num_hidden_layers, plan.pp
     ends = max(0, stages - layers)  # stages that hold an end of the model alone
@@ -173,7 +180,10 @@ def _measured(s: Scenario) -> Runs:
     probe = (*[0] * (ends > 1), *even, *[0] * (ends > 0))
     short = replace(
         s,
-        plan=replace(plan, schedule="GPipe", chunks=1, stage_cut="uniform", layers_per_stage=probe),
+        plan=replace(
+            plan, schedule="GPipe", chunks=1, microbatch_group=None, stage_cut="uniform",
+            layers_per_stage=probe, **once,
+        ),
         run=replace(
             s.run, detail="layer", network="alpha-beta", overlap_slowdown=0.0, num_steps=1,
             global_batch_size=each * plan.microbatch_size * plan.dp,

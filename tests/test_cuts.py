@@ -165,6 +165,10 @@ LOOP = {"pp": 2, "schedule": "Interleaved1F1B", "chunks": 2}
 @pytest.mark.parametrize(
     ("plan", "why"),
     [
+        (
+            {"pp": 2, "schedule": "DualPipe", "chunks": 2, "layers_per_stage": (1, 1, 1, 1)},
+            "lists 4 stages but pp is 2 x chunks 2 / 2 ranks of each = 2",
+        ),
         ({"pp": 2, "layout": "Et|t|tL"}, "Plan.layout: lists 3 stages but pp is 2"),
         ({"pp": 2, "layout": "Et|tL"}, "plan.layout 'Et|tL' sums to 2, but tiny-gpt has 4"),
         ({"pp": 2, "layout": "Ett|ttmL"}, "has 1 layers m, but tiny-gpt has 0"),
@@ -187,8 +191,8 @@ LOOP = {"pp": 2, "schedule": "Interleaved1F1B", "chunks": 2}
         ({"pp": 2, "first_stage_layers": 5}, "plan.first_stage_layers 5 with plan.pp 2 do not"),
         ({**LOOP, "first_stage_layers": 1}, "do not divide the 4 layers of tiny-gpt"),
         (
-            {**LOOP, "schedule": "GPipe", "first_stage_layers": 2},
-            "are for Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, not 'GPipe'",
+            {**LOOP, "schedule": "DualPipeV", "first_stage_layers": 2},
+            "are for schedules whose stage s lies on rank s % pp, .* not for 'DualPipeV'",
         ),
     ],
 )
@@ -255,6 +259,29 @@ def test_times_of_runs_are_those_of_the_stages_that_hold_them(scenario_of, gpt, 
         for stage, end in enumerate(ends):
             table = costs.of(stage, len(layers))
             assert pass_ticks(s, stage) == table[end - layers[stage], end]
+
+
+# Forward and backward are measured under GPipe, whatever the schedule: ranks hold stages s and
+# 2p - 1 - s, both of p - 1 - r, or every stage twice.
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("ZBVZeroBubble", 2), ("DualPipeV", 2), ("DualPipe", 2), ("ZB-H1", 1)]
+)
+def test_stages_of_every_schedule_are_cut(scenario_of, gpt, schedule, chunks):
+    model = replace(gpt, num_hidden_layers=12)
+    plan = {"pp": 2, "chunks": chunks, "schedule": schedule, "stage_cut": "time"}
+    s = resolved(scenario_of(model=model, plan=plan, batch=8))
+    stages = s.plan.num_stages
+    plain = scenario_of(model=model, plan={"pp": stages, "stage_cut": "time"}, batch=8)
+    assert s.layers_per_stage == resolved(plain).layers_per_stage
+    assert sim.simulate(s).step_time_s > 0
+
+
+def test_what_is_recomputed_twice_is_not_timed(scenario_of):
+    plan = {"pp": 2, "schedule": "ZB-H1", "recompute": "full", "recompute_again": True}
+    with pytest.raises(
+        DescriptionError, match=r"'time' with plan.recompute_again: what is computed"
+    ):
+        resolved(scenario_of(plan=plan | {"stage_cut": "time"}))
 
 
 def test_a_cut_by_time_shortens_the_step():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from simulator.describe.cluster import Cluster
 from simulator.describe.fields import validate
+from simulator.describe.halves import schedule_contradictions
 from simulator.describe.kinds import device_problems, mixture_problems
 from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
@@ -16,10 +17,11 @@ from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
 from simulator.describe.sample import positions, sample_problems
-from simulator.describe.stages import LOOPED, division_problems, even_layers, listed_layers
+from simulator.describe.stages import division_problems, even_layers, listed_layers
 from simulator.describe.tuning import contradictions
 from simulator.errors import DescriptionError
-from simulator.schedules import schedule_name, size_complaint
+from simulator.schedules import schedule_name, schedule_of, size_complaint
+from simulator.schedules.layout import layout_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,12 +206,22 @@ def _layout(s: Scenario) -> Iterator[str]:
                 "that predict further tokens"
             )
     relieved = plan.first_stage_layers is not None or plan.last_stage_layers is not None
-    if relieved and plan.chunks > 1 and plan.schedule.lower() not in map(str.lower, LOOPED):
+    if relieved and plan.chunks > 1 and not _is_looped(s):
         yield (
             f"plan.first_stage_layers and plan.last_stage_layers with plan.chunks {plan.chunks} "
-            f"are for {', '.join(LOOPED)}, not {plan.schedule!r}, whose ranks hold other stages; "
-            "list plan.layers_per_stage"
+            "are for schedules whose stage s lies on rank s % pp, as Interleaved1F1B, not for "
+            f"{plan.schedule!r}; list plan.layers_per_stage"
         )
+
+
+def _is_looped(s: Scenario) -> bool:
+    """Return whether stage s lies on rank s % pp; so too where there is no such schedule."""
+    plan = s.plan
+    if list(_schedule(s)):
+        return True
+    size = plan.pp, s.num_microbatches, plan.chunks, plan.microbatch_group
+    held = layout_of(schedule_of(plan.schedule), *size).stages
+    return held == tuple(tuple(range(r, plan.num_stages, plan.pp)) for r in range(plan.pp))
 
 
 def _beyond_a_stage(plan: Plan, layers: int) -> Iterator[str]:
@@ -234,9 +246,13 @@ def _schedule(s: Scenario) -> Iterator[str]:
     except DescriptionError as error:
         yield f"plan.{error}"
         return
-    complaint = size_complaint(name, plan.pp, s.num_microbatches, plan.chunks)
+    complaint = size_complaint(
+        name, plan.pp, s.num_microbatches, plan.chunks, plan.microbatch_group
+    )
     if complaint:
         yield f"plan.schedule {complaint}"
+    else:
+        yield from schedule_contradictions(s.model, plan, s.run, s.num_microbatches)
 
 
 def _flows_apart(s: Scenario) -> Iterator[str]:

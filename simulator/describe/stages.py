@@ -15,9 +15,6 @@ from simulator.errors import DescriptionError
 if TYPE_CHECKING:
     from simulator.describe.plan import Plan
 
-LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
-"""Schedules of several chunks whose stage s lies on rank s % pp."""
-
 _WAYS: tuple[tuple[str, ...], ...] = (
     ("layers_per_stage",),
     ("layout",),
@@ -46,9 +43,7 @@ def cut_problems(plan: Plan) -> Iterator[str]:
     for name in (name for row in said for name in row if name != "layers_per_stage"):
         if plan.pp == 1:
             yield f"Plan.{name}: {getattr(plan, name)!r} has no effect with pp 1"
-    stages, chunks = plan.num_stages, ""
-    if plan.chunks > 1:
-        chunks = f" x chunks {plan.chunks} = {stages}"
+    stages = plan.num_stages
     try:
         listed = listed_layers(plan)
     except DescriptionError as error:
@@ -58,12 +53,23 @@ def cut_problems(plan: Plan) -> Iterator[str]:
         return
     name = "layers_per_stage" if plan.layout is None else "layout"
     if len(listed) != stages:
-        yield f"Plan.{name}: lists {len(listed)} stages but pp is {plan.pp}{chunks}"
+        yield f"Plan.{name}: lists {len(listed)} stages but {_counted(plan, '')}"
     elif 0 in listed[1:-1] or listed == (0,):
         yield (
             f"Plan.{name}: stage {listed.index(0, 1 if stages > 1 else 0)} has no layers; only the "
             "first and the last stage can do without, which hold the embedding and the head"
         )
+
+
+def _counted(plan: Plan, prefix: str) -> str:
+    """Return how many stages there are, in words."""
+    text = f"{prefix}pp {'is ' * (not prefix)}{plan.pp}"
+    if plan.chunks > 1:
+        text += f" x {prefix}chunks {plan.chunks}"
+    copies = plan.pp * plan.chunks // plan.num_stages
+    if copies > 1:
+        text += f" / {copies} ranks of each"
+    return text + f" = {plan.num_stages}" * (plan.chunks > 1)
 
 
 def listed_layers(plan: Plan) -> tuple[int, ...] | None:
@@ -81,7 +87,8 @@ def even_layers(plan: Plan, layers: int) -> tuple[int, ...]:
     """Return the layers of each stage of an even split; a remainder goes to the first ones.
 
     With `first_stage_layers` or `last_stage_layers` the other ranks share the rest, and each rank's
-    chunks are equal. Where these do not divide, the result does not sum to `layers`.
+    chunks are equal, stage s on rank s % pp. Where these do not divide, the result does not sum to
+    `layers`.
     """
     first, last = plan.first_stage_layers, plan.last_stage_layers
     if first is None and last is None:
@@ -107,9 +114,7 @@ def _spread(layers: int, stages: int) -> list[int]:
 
 def division_problems(plan: Plan, layers: int, model: str) -> Iterator[str]:
     """Say why the layers of a model cannot be divided as the plan says."""
-    stages = f"plan.pp {plan.pp}"
-    if plan.chunks > 1:
-        stages += f" x plan.chunks {plan.chunks} = {plan.num_stages} stages"
+    stages = _counted(plan, "plan.") + " stages" * (plan.chunks > 1)
     listed = listed_layers(plan)
     if listed is not None:
         name = "layers_per_stage" if plan.layout is None else "layout"

@@ -40,7 +40,7 @@ def nccl_bytes(s: Scenario, kind: int = 0) -> float:
     The channels are those of a kind of node, as `Cluster.kinds` numbers them.
     """
     plan, channels = s.plan, s.cluster.kinds[kind].link.channels
-    groups = [plan.tp, plan.shards, plan.replicas // plan.shards, plan.cp, plan.ep, plan.etp]
+    groups = [plan.tp, plan.shards, plan.holders // plan.shards, plan.cp, plan.ep, plan.etp]
     collective = sum(connections(ranks) for ranks in groups if ranks > 1) * sum(BUFFERS.values())
     messages = min(plan.pp - 1, MESSAGE_PEERS) * BUFFERS["SIMPLE"]
     return float(channels * (collective + messages))
