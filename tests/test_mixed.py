@@ -317,6 +317,15 @@ def test_the_hardware_of_each_kind_is_shown(trainsim):
     assert "2 x NVIDIA DGX H100, 8 of 8 devices used in each: 16 ranks" in out
 
 
+def test_the_kind_of_each_node_is_shown_beside_its_ranks(trainsim):
+    _, out, _ = trainsim("show", "placement", "llama-3-8b-a100-h100")
+    rows = [line for line in out.splitlines() if "NVIDIA DGX" in line]
+    assert [row.split("  ")[0] for row in rows] == [
+        "0 NVIDIA DGX A100 (80 GB)", "1 NVIDIA DGX A100 (80 GB)", "2 NVIDIA DGX H100",
+        "3 NVIDIA DGX H100",
+    ]  # fmt: skip
+
+
 def test_memory_of_each_kind_is_shown(trainsim):
     code, out, _ = trainsim("show", "memory", "llama-3-8b-a100-h100")
     assert code == 0

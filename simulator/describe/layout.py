@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from simulator.errors import DescriptionError
 
@@ -21,6 +22,7 @@ _TOKEN = re.compile(r"\*(\d+)|.", re.DOTALL)
 EXAMPLE = "Et*3|(tt|)*29,t|L"
 
 
+@lru_cache(maxsize=64)
 def read_layout(text: str) -> tuple[str, ...]:
     """Return what each stage holds, as ``("Ettt", "tt", ..., "L")``.
 

@@ -46,7 +46,10 @@ def price(
             f"({2**62 / TICKS_PER_SECOND:.3g} s); simulate less of it, or with shorter times"
         )
     table = np.rint(seconds * TICKS_PER_SECOND).astype(np.int64)
-    ticks = table[program.cost[:, None], _kinds_of_rows(program, cluster, placement)]
+    if cluster is not None and cluster.is_mixed:
+        ticks = table[program.cost[:, None], _kinds_of_rows(program, cluster, placement)]
+    else:
+        ticks = table[program.cost, 0][:, None]
     if by_flow.shape[1] > ticks.shape[1]:
         ticks = np.repeat(ticks, program.num_tiles, axis=1)
     ticks[flows] = table[program.cost[flows][:, None], by_flow]
@@ -54,13 +57,8 @@ def price(
     return priced
 
 
-def _kinds_of_rows(program: Program, cluster: Cluster | None, placement: Int64 | None) -> Int64:
-    """Return the kind of node on which each row runs, (rows, tiles), or (rows, 1) if tiles agree.
-
-    For a cluster of one kind it is (1, 1).
-    """
-    if cluster is None or not cluster.is_mixed:
-        return np.zeros((1, 1), np.int64)
+def _kinds_of_rows(program: Program, cluster: Cluster, placement: Int64 | None) -> Int64:
+    """Return the kind of node that each row runs on, (rows, tiles), or (rows, 1) if tiles agree."""
     device = np.arange(program.num_ranks) if placement is None else placement
     kinds = np.array(cluster.kind_of_node, np.int64)[device // cluster.ranks_per_node]
     by_rank = kinds[program.tile_ranks]

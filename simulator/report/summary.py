@@ -158,22 +158,24 @@ def _work_by_bound(program: Program, b: Breakdown, s: Scenario) -> list[float]:
                 seconds = work_seconds(cost, node, s.cluster.ranks_per_node)
                 parts[number, kind] = [seconds[bound] for bound in BOUNDS]
     totals = np.zeros(len(BOUNDS))
-    each = np.eye(len(kinds)).tolist()
-    on_kinds = [by_rank(s, is_it)[program.tile_ranks].mean(axis=1) for is_it in each]
-    for weights, ranks in _alike(np.stack(on_kinds, axis=1)):
-        rows = np.isin(program.rank, ranks)
+    for rows, weights in _shares_of_kinds(program, s):
         busy = np.bincount(program.cost[rows], weights=b.busy[rows], minlength=len(program.costs))
-        mixed = np.tensordot(parts, weights, (1, 0))
-        totals += busy @ (mixed / np.maximum(mixed.sum(axis=1, keepdims=True), 1e-30))
+        mean = np.tensordot(parts, weights, (1, 0))
+        totals += busy @ (mean / np.maximum(mean.sum(axis=1, keepdims=True), 1e-30))
     shares: list[float] = totals.tolist()
     return shares
 
 
-def _alike(rows: Float64) -> Iterator[tuple[Float64, Int64]]:
-    """Yield each distinct row, and the numbers of those that are it."""
-    distinct, number = np.unique(rows, axis=0, return_inverse=True)
-    for at, row in enumerate(distinct):
-        yield row, np.flatnonzero(number.reshape(-1) == at)
+def _shares_of_kinds(program: Program, s: Scenario) -> Iterator[tuple[Int64 | slice, Float64]]:
+    """Yield rows of a program that run on each kind of node on the same share of tiles, with it."""
+    if not s.cluster.is_mixed:
+        yield slice(None), np.ones(1)
+        return
+    each = np.eye(len(s.cluster.kinds)).tolist()
+    on = [by_rank(s, is_it)[program.tile_ranks].mean(axis=1) for is_it in each]
+    distinct, number = np.unique(np.stack(on, axis=1), axis=0, return_inverse=True)
+    for at, shares in enumerate(distinct):
+        yield np.flatnonzero((number.reshape(-1) == at)[program.rank]), shares
 
 
 def _bottleneck(shares: dict[str, float], peak: float, capacity: float) -> str:
