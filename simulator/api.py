@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from simulator.cuts import resolved
 from simulator.describe.scenario import Scenario
 from simulator.engine import Folding, fold, run
 from simulator.errors import DescriptionError
@@ -34,6 +35,7 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
         DescriptionError: when the scenario is too large for this machine or for the clock.
         ProgramError: when the program cannot run; it says which ranks and ops.
     """
+    scenario = resolved(scenario)
     program = lower(scenario)
     placement = devices(scenario.plan, scenario.cluster)
     ticks = price(program, scenario.cluster, placement)

@@ -16,7 +16,7 @@ from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.grid import Grid, to_grid
 from simulator.lower.layers import shapes
-from simulator.lower.memory import rank_memory
+from simulator.lower.memory import more_buffer_bytes, rank_memory
 from simulator.lower.mesh import Mesh
 from simulator.lower.pairs import pair_takes
 from simulator.lower.pipeline import expand, repeat_steps
@@ -73,8 +73,12 @@ def lower(s: Scenario) -> Program:
     if several and (s.run.clip_grad or s.run.scales_loss):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
+    program = replicate(steps, Mesh.of(s.plan), costs, static)
+    if s.cluster.is_mixed:
+        own = program.static_bytes + more_buffer_bytes(s)
+        program = replace(program, static_bytes=own)
     try:
-        return check(replicate(steps, Mesh.of(s.plan), costs, static))
+        return check(program)
     except DeadlockError as error:
         if s.plan.p2p_overlap:
             raise
