@@ -1,18 +1,14 @@
-"""Placement: the device that each rank runs on, and over how many nodes its groups then lie.
-
-Devices in use are numbered node by node: device d is number d % n of node d // n, where n are in
-use in each.
-"""
+"""Placement: the device that each rank runs on, and over how many nodes its groups then lie."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from simulator.describe.cluster import Cluster
-from simulator.describe.plan import Plan
+from simulator.describe.placement import PLACEMENTS
+from simulator.describe.plan import AXES, Plan
 from simulator.describe.scenario import Scenario
 from simulator.hardware.network import group_shapes
 from simulator.hardware.wiring import Ints
@@ -20,22 +16,11 @@ from simulator.lower.mesh import Mesh
 from simulator.program import Groups
 
 
-def _cyclic(cluster: Cluster) -> Ints:
-    rank = np.arange(cluster.world_size)
-    return rank % cluster.num_nodes * cluster.ranks_per_node + rank // cluster.num_nodes
-
-
-PLACEMENTS: Mapping[str, Callable[[Cluster], Ints]] = {
-    "block": lambda cluster: np.arange(cluster.world_size),
-    "cyclic": _cyclic,
-}
-"""Device of each rank by the name of a placement."""
-
-
 def devices(plan: Plan, cluster: Cluster) -> Ints:
     """Return the device of each rank."""
     if isinstance(plan.placement, str):
-        return PLACEMENTS[plan.placement](cluster)
+        placed: Ints = PLACEMENTS[plan.placement](np.arange(cluster.world_size), cluster)
+        return placed
     return np.array(plan.placement, np.int64)
 
 
@@ -56,10 +41,10 @@ class Span(NamedTuple):
 def spans(s: Scenario) -> list[Span]:
     """Return the span of each axis that joins ranks, innermost first."""
     mesh, placement = Mesh.of(s.plan), devices(s.plan, s.cluster)
-    dp, pp, tp = np.ix_(np.arange(mesh.dp), np.arange(mesh.pp), np.arange(mesh.tp))
-    cube, found = mesh.rank(dp, pp, tp), []
+    index = np.ix_(*(np.arange(getattr(s.plan, axis)) for axis in AXES))
+    cube, found = mesh.rank(**dict(zip(AXES, index, strict=True))), []
     for axis in reversed(s.plan.order):
-        sets = np.moveaxis(cube, ("dp", "pp", "tp").index(axis), -1)
+        sets = np.moveaxis(cube, AXES.index(axis), -1)
         sets = sets.reshape(-1, sets.shape[-1])
         count, degree = sets.shape
         if degree == 1:

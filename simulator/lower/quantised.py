@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.lower.operators import Beside, Elements, Operator, Part
+from simulator.lower.operators import Along, Beside, Elements, Operator, Part
 from simulator.program import Flow, Kernel
 
 FP8 = "fp8"
@@ -39,6 +39,7 @@ def in_fp8(o: Operator, e: Elements, *, divided: tuple[int, int] = (1, 1)) -> Op
         input_grad=(casts[1], *(_low(p, e) for p in o.input_grad)),
         weight_grad=tuple(_low(p, e) for p in wgrad),
         kept_bytes=float(sizes[0]),
+        output_grad_bytes=float(sizes[1]),
     )
 
 
@@ -69,16 +70,19 @@ def gathered_in_fp8(o: Operator, e: Elements) -> Operator:
     """Return an entrance or exit of a tensor-parallel region that gathers elements of a byte."""
 
     def short(part: Part) -> Part:
-        if isinstance(part, Beside):
+        if isinstance(part, (Along, Beside)):
             flow = short(part.flow)
             assert isinstance(flow, Flow)
-            return Beside(flow)
+            return part._replace(flow=flow)
         if isinstance(part, Flow) and part.name == "all_gather":
             return replace(part, bytes=part.bytes / e.activation)
         return part
 
     return replace(
-        o, forward=tuple(map(short, o.forward)), input_grad=tuple(map(short, o.input_grad))
+        o,
+        forward=tuple(map(short, o.forward)),
+        input_grad=tuple(map(short, o.input_grad)),
+        regathered=tuple(flow for flow in map(short, o.regathered) if isinstance(flow, Flow)),
     )
 
 

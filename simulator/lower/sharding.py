@@ -19,6 +19,7 @@ import numpy as np
 
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
+from simulator.lower.places import layout
 from simulator.lower.segments import (
     AHEAD,
     BRANCH,
@@ -41,7 +42,7 @@ from simulator.program import (
     Memory,
     Work,
 )
-from simulator.schedules import Action, Schedule, lists_of, schedule_of
+from simulator.schedules import Action, Schedule, Target, lists_of, schedule_of
 
 BY_USE, BY_MICROBATCH, BY_STEP = range(3)
 """How long a block's gathered weights stay: for a forward or a backward; from the forward of a
@@ -90,7 +91,7 @@ def key(s: Scenario) -> tuple[object, ...]:
     """Return what the bodies of a sharded plan depend on, besides the model and the precision."""
     plan = s.plan
     return (
-        plan.zero, plan.shards, plan.dp, plan.reshard_after_forward, plan.low_precision_shard,
+        plan.zero, plan.shards, plan.replicas, plan.reshard_after_forward, plan.low_precision_shard,
         _turns_around(s),
     )  # fmt: skip
 
@@ -99,14 +100,17 @@ def _turns_around(s: Scenario) -> bool:
     """Return whether the last stage follows each forward directly by that one's backward."""
     plan = s.plan
     schedule = schedule_of(plan.schedule)
-    return _turns(schedule, plan.pp, s.num_microbatches, plan.chunks, plan.microbatch_group)
+    return _turns(
+        schedule, plan.pp, s.num_microbatches, plan.chunks, plan.microbatch_group, s.target
+    )
 
 
 @lru_cache(maxsize=256)
 def _turns(
-    schedule: Schedule, ranks: int, microbatches: int, chunks: int, group: int | None
-) -> bool:
-    actions = lists_of(schedule, ranks, microbatches, chunks, group)
+    schedule: Schedule, ranks: int, microbatches: int, chunks: int,
+    group: int | None, target: Target | None,
+) -> bool:  # fmt: skip
+    actions = lists_of(schedule, ranks, microbatches, chunks, group, target)
     stage = max(a.stage for row in actions for a in row)
     return all(
         following == Action(stage, "B", action.microbatch)
@@ -133,13 +137,14 @@ def stays(s: Scenario, block: str, *, is_first: bool, is_last: bool) -> int:
 def exchange(s: Scenario, size: float, longer: float = 0.0) -> list[Segment]:
     """Return the sum of `size` bytes of gradients: over the shards, then of a shard over replicas.
 
-    Where gradients are kept sharded (from stage 2 on) those in full are released when it ends.
+    A stage that lies on two ranks has a replica of its shards on each. Where gradients are kept
+    sharded (from stage 2 on) those in full are released when it ends.
     `longer` are the bytes by which the copy that is reduced is longer than the gradients.
     """
     freed = Memory(unreduced=size) if s.plan.zero > 1 else NOTHING
     scatter = Flow("reduce_scatter", size, alloc=Memory(unreduced=longer), free=freed)
     rows = [Segment(scatter, REDUCE, place=BRANCH)]
-    if s.plan.shards < s.plan.dp:
+    if s.plan.shards < s.plan.replicas or layout(s).copies > 1:
         rows.append(Segment(Flow("all_reduce", size / s.plan.shards), DP, place=BRANCH))
     return rows
 

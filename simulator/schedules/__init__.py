@@ -31,7 +31,6 @@ from simulator.schedules.table import (
     BUBBLE_FRACTION,
     SCHEDULES,
     Schedule,
-    Times,
     actions_of,
     copies_of,
     lists_of,
@@ -39,6 +38,7 @@ from simulator.schedules.table import (
     schedule_of,
     size_complaint,
 )
+from simulator.schedules.times import Pace, Target, Times, pace
 
 __all__ = [
     "BUBBLE_FRACTION",
@@ -47,7 +47,9 @@ __all__ = [
     "Actions",
     "Case",
     "Formula",
+    "Pace",
     "Schedule",
+    "Target",
     "Times",
     "actions_of",
     "add_optimizer",
@@ -65,6 +67,7 @@ __all__ = [
     "lists_of",
     "naive",
     "one_f_one_b",
+    "pace",
     "parse_cell",
     "parse_grid",
     "read_actions",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from simulator.budget import require
 from simulator.errors import DescriptionError, suggestion
 from simulator.schedules.action import Actions
+from simulator.schedules.automatic import zb_auto
 from simulator.schedules.basic import (
     gpipe,
     interleaved_1f1b,
@@ -22,6 +22,7 @@ from simulator.schedules.basic import (
 from simulator.schedules.check import check_actions
 from simulator.schedules.deadlock import check_progress
 from simulator.schedules.formulas import DRAINED, Bubble, Kept, by_rank
+from simulator.schedules.times import Target
 from simulator.schedules.two_passes import (
     dual_pipe,
     dual_pipe_complaint,
@@ -30,17 +31,8 @@ from simulator.schedules.two_passes import (
     dual_pipe_v_complaint,
     zbv_zero_bubble,
 )
+from simulator.schedules.vshape import v_half, v_min
 from simulator.schedules.zero_bubble import interleaved_zero_bubble, zb_h1, zb_h2
-
-
-class Times(NamedTuple):
-    """Seconds of one microbatch on each stage, and of a message between stages."""
-
-    forward: float | tuple[float, ...] = 1.0
-    """One number for all stages alike, or one for each stage; so the next two."""
-    input_grad: float | tuple[float, ...] = 1.0
-    weight_grad: float | tuple[float, ...] = 1.0
-    message: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +46,7 @@ class Schedule:
     copies: int = 1
     """Ranks that hold each stage; 2 where microbatches enter from both ends."""
     takes: tuple[str, ...] = ()
-    """Options of the function: `group` (microbatches of a round), `times` (a `Times`)."""
+    """Options of the function: `group` (microbatches of a round), `target` (a `Target`)."""
     complaint: Callable[[int, int, int, int | None], str | None] | None = None
     """Why (ranks, microbatches, chunks, group) cannot be made, or None where it can."""
     bubble: Bubble | None = None
@@ -68,6 +60,11 @@ class Schedule:
     """Whether its lists come from outside this package: then they are run without a clock first, so
     that a deadlock is explained."""
 
+
+V_NOTE = (
+    "the schedule is ordered for stages whose F, I and W take the same time; where they differ, "
+    "gaps stay in every repetition"
+)
 
 SCHEDULES: dict[str, Schedule] = {
     "naive": Schedule(
@@ -172,6 +169,16 @@ SCHEDULES: dict[str, Schedule] = {
         ),
         kept=by_rank("2p+1", lambda c, r: 2 * c.p + 1),
     ),
+    "ZB-auto": Schedule(zb_auto, takes=("target",)),
+    "V-Half": Schedule(
+        v_half,
+        chunks=(2, 2),
+        kept=by_rank(
+            "2((p+2)//2)", lambda c, r: 2 * ((c.p + 2) // 2), "m >= 2p", lambda c: c.m >= 2 * c.p
+        ),
+        note=V_NOTE,
+    ),
+    "V-Min": Schedule(v_min, chunks=(2, 2), note=V_NOTE),
 }  # fmt: skip
 """All schedules, as torch.distributed.pipelining names them; add a function and a row for one."""
 
@@ -198,6 +205,8 @@ def schedule_name(name: str) -> str:
     Raises:
         DescriptionError: when there is none.
     """
+    if name in SCHEDULES:
+        return name
     by_lower = {known.lower(): known for known in SCHEDULES}
     if name.lower() not in by_lower:
         raise DescriptionError(
@@ -256,7 +265,7 @@ def actions_of(
     chunks: int | None = None,
     *,
     group: int | None = None,
-    times: Times | None = None,
+    target: Target | None = None,
 ) -> Actions:
     """Return the checked action lists of a registered schedule, without communication.
 
@@ -266,7 +275,7 @@ def actions_of(
         microbatches: of one step.
         chunks: stages of each rank; the fewest that the schedule takes when absent.
         group: microbatches of a round, of schedules that go in rounds.
-        times: of the stages, of schedules that are made to measure.
+        target: times and memory, of schedules that are made to measure; `Target()` when absent.
 
     Raises:
         DescriptionError: when there is no such schedule, not of this size, or it is too large for
@@ -278,21 +287,21 @@ def actions_of(
     complaint = size_complaint(name, ranks, microbatches, chunks, group)
     if complaint:
         raise DescriptionError(complaint)
-    times = times if "times" in schedule.takes else None
-    return lists_of(schedule, ranks, microbatches, chunks, group, times)
+    target = target if "target" in schedule.takes else None
+    return lists_of(schedule, ranks, microbatches, chunks, group, target)
 
 
 @lru_cache(maxsize=64)
 def lists_of(
     schedule: Schedule, ranks: int, microbatches: int, chunks: int,
-    group: int | None = None, times: Times | None = None,
+    group: int | None = None, target: Target | None = None,
 ) -> Actions:  # fmt: skip
     """Return the checked action lists of a schedule in a size that it takes."""
     what = f"a schedule of {microbatches:,} microbatches on {ranks * chunks} stages"
     require(1500.0 * ranks * chunks * microbatches, what, "take fewer, larger microbatches")
     varies = schedule.chunks[0] != schedule.chunks[1]
     size = (ranks, microbatches, chunks) if varies else (ranks, microbatches)
-    options = {"group": group, "times": times}
+    options = {"group": group, "target": target or Target()}
     actions = schedule.make(*size, **{key: options[key] for key in schedule.takes})
     check_actions(actions)
     if schedule.foreign:
