@@ -59,7 +59,7 @@ class Template:
     """(joint ops, 2): the pipeline ranks that a joint op joins, the same twice where it is one."""
     streams: tuple[str, ...]
     num_ranks: int
-    listed: Int32
+    listed: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
     """Number in its step's lists of the action that each op comes from, of a pair the first."""
     more: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     """(pairs, 2): an op, and another one that it waits for."""
