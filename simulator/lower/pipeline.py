@@ -240,7 +240,7 @@ def _entries(grid: Grid, ends: Ends, stream: Int32) -> Int64:
     waits = grid.waits
     entry = np.where(waits == NONE, NONE, ends.exit[waits])
     backward = grid.last_of(*COMPLETING)
-    last = ends.tail[backward]
+    last = np.where(backward == NONE, 0, ends.tail[backward])
     bucketed = np.isin(stream[last], SUMS)
     done = np.where(backward == NONE, NONE, np.where(bucketed, last, ends.exit[backward]))
     for kind in (REDUCE_GRAD, OPT):
