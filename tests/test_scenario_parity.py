@@ -121,10 +121,6 @@ def test_engines_agree_on_random_plans_with_chunks(
     )  # fmt: skip
 
 
-DEVICE_SCHEDULES = [name for name in SCHEDULES if name != "PipeDream"]
-"""Schedules that scenarios may name; PipeDream is refused."""
-
-
 def done_by(scenario: Scenario) -> Counter[tuple[int, str]]:
     """Return how often the ranks of a pipeline run each kernel for each microbatch in a step."""
     program, done = lower(scenario), Counter[tuple[int, str]]()
@@ -144,7 +140,7 @@ def done_by(scenario: Scenario) -> Counter[tuple[int, str]]:
 def test_every_schedule_does_all_work_once_on_every_engine(
     scenario_of: Any, cluster_of: Any, gpt: Any, llama: Any, data: st.DataObject
 ) -> None:
-    name = data.draw(st.sampled_from(DEVICE_SCHEDULES))
+    name = data.draw(st.sampled_from(list(SCHEDULES)))
     least, most = SCHEDULES[name].chunks
     pp, chunks = data.draw(st.integers(2, 4)), data.draw(st.integers(least, most or 3))
     dp, tp = data.draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (2, 2), (3, 1)]))
@@ -153,10 +149,13 @@ def test_every_schedule_does_all_work_once_on_every_engine(
     stages = pp * chunks // SCHEDULES[name].copies
     layers = data.draw(st.lists(st.integers(1, 2), min_size=stages, max_size=stages))
     model = replace(data.draw(st.sampled_from([gpt, llama])), num_hidden_layers=sum(layers))
-    splits = layout_of(schedule_of(name), pp, microbatches, chunks).splits
+    found = layout_of(schedule_of(name), pp, microbatches, chunks)
+    if found.updates:  # no norm, no shards, no tied embedding
+        model = replace(model, tie_word_embeddings=False)
+    splits = found.splits
     recompute = data.draw(st.sampled_from(["none", "selective", "full"]))
     twice = splits and recompute == "full" and data.draw(st.booleans())
-    clip = data.draw(st.booleans())
+    clip = not found.updates and data.draw(st.booleans())
     world = dp * tp * pp
     nodes = data.draw(st.sampled_from([n for n in range(1, world + 1) if world % n == 0]))
     sequence_parallel = tp > 1 and data.draw(st.booleans())
@@ -164,7 +163,8 @@ def test_every_schedule_does_all_work_once_on_every_engine(
     plan = {
         "dp": dp, "tp": tp, "pp": pp, "chunks": chunks, "schedule": name,
         "layers_per_stage": tuple(layers), "recompute": recompute, "recompute_again": twice,
-        "zero": data.draw(st.sampled_from([0, 1])), "sequence_parallel": sequence_parallel,
+        "zero": 0 if found.updates else data.draw(st.sampled_from([0, 1])),
+        "sequence_parallel": sequence_parallel,
         "order": tuple(data.draw(st.permutations(["dp", "pp", "tp"]))),
         "bucket_size": data.draw(st.sampled_from([1.0, 1e5, 25e6])),
         "tp_overlap": data.draw(st.sampled_from(["none", "grads"])) if tp > 1 else "none",
@@ -184,6 +184,8 @@ def test_every_schedule_does_all_work_once_on_every_engine(
         plan={name: plan[name] for name in ("recompute", "tp", "sequence_parallel")},
         run=run_of | {"num_steps": 1}, batch=microbatches,
     )  # fmt: skip
+    if found.updates:  # microbatches of a next step are in flight when it ends
+        return
     done, expected = done_by(made), done_by(alone)
     if twice:  # forward runs once more than in a backward of one piece
         done = Counter({key: min(count, expected[key]) for key, count in done.items()})
