@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from test_parity import folds_what_agrees, same_in_all
 
 from simulator.api import simulate
+from simulator.cuts import resolved
 from simulator.describe import catalog
 from simulator.describe.loader import load
 from simulator.describe.scenario import Scenario
@@ -51,7 +52,7 @@ def test_engines_agree_on_every_shipped_scenario(name: str) -> None:
         "run.global_batch_size": dp * plan.microbatch_size * microbatches,
         "run.num_steps": 2 if dp == plan.dp else 1,
     }
-    alike_however_it_runs(load(name, few))
+    alike_however_it_runs(resolved(load(name, few)))
 
 
 @settings(max_examples=90, deadline=None)

@@ -8,6 +8,7 @@ from simulator.describe.model import Model
 from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import Run
+from simulator.describe.target import target_of
 from simulator.schedules.layout import Layout, layout_of
 from simulator.schedules.table import schedule_of
 
@@ -22,8 +23,9 @@ def schedule_contradictions(
             "an overflow; set run.clip_grad = true, or leave it out"
         )
     found = layout_of(
-        schedule_of(plan.schedule), plan.pp, microbatches, plan.chunks, plan.microbatch_group
-    )
+        schedule_of(plan.schedule), plan.pp, microbatches, plan.chunks, plan.microbatch_group,
+        target_of(plan, run),
+    )  # fmt: skip
     if found.updates:
         yield from _after_every_microbatch(model, plan, run)
     if plan.recompute_again and (plan.recompute != "full" or not found.splits):

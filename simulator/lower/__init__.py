@@ -16,7 +16,7 @@ from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.grid import Grid, to_grid
 from simulator.lower.layers import shapes
-from simulator.lower.memory import rank_memory
+from simulator.lower.memory import more_buffer_bytes, rank_memory
 from simulator.lower.mesh import Mesh
 from simulator.lower.pairs import pair_takes
 from simulator.lower.pipeline import expand, repeat_steps, without_flush
@@ -30,6 +30,7 @@ from simulator.schedules import (
     Action,
     Actions,
     Schedule,
+    Target,
     add_optimizer,
     add_reduce_grad,
     add_send_recv,
@@ -50,7 +51,7 @@ def lower(s: Scenario) -> Program:
     grid = _complete_grid(
         schedule_of(s.plan.schedule), s.plan.pp,
         microbatches_begun(s) if found.updates else s.num_microbatches, s.plan.chunks,
-        s.plan.microbatch_group, first_trained_stage(s), found.updates,
+        s.plan.microbatch_group, s.target, first_trained_stage(s), found.updates,
     )  # fmt: skip
     bodies = stage_bodies(s)
     x, parts = shapes(s), s.plan.tp if s.plan.scatter_gather else 1
@@ -78,8 +79,12 @@ def lower(s: Scenario) -> Program:
     if several and (s.run.clip_grad or s.run.scales_loss):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
+    program = replicate(steps, Mesh.of(s.plan), costs, static)
+    if s.cluster.is_mixed:
+        own = program.static_bytes + more_buffer_bytes(s)
+        program = replace(program, static_bytes=own)
     try:
-        return check(replicate(steps, Mesh.of(s.plan), costs, static))
+        return check(program)
     except DeadlockError as error:
         if s.plan.p2p_overlap:
             raise
@@ -95,13 +100,13 @@ BLOCKED = (
 @lru_cache(maxsize=256)
 def _complete_grid(
     schedule: Schedule, ranks: int, microbatches: int, chunks: int, group: int | None,
-    first_trained: int, cut: bool,
+    target: Target | None, first_trained: int, cut: bool,
 ) -> Grid:  # fmt: skip
     """Return a schedule with messages, reductions and updates; plans of a sweep share it.
 
     `cut` ends it where the last `ranks` microbatches are still in flight.
     """
-    actions = lists_of(schedule, ranks, microbatches, chunks, group)
+    actions = lists_of(schedule, ranks, microbatches, chunks, group, target)
     if cut:
         actions = cut_after(actions, microbatches - ranks - 1)
     actions = add_send_recv(actions)
@@ -124,6 +129,7 @@ def lower_schedule(
     pair: float | None = None,
     held: float = 1.0,
     latency: float = 0.0,
+    p2p_overlap: bool = True,
 ) -> Program:
     """Return the Program of a bare schedule with the same stated times on every stage.
 
@@ -139,6 +145,7 @@ def lower_schedule(
             those of both when absent.
         held: share of what a forward keeps that waits for W where the backward is split.
         latency: seconds of one message between stages.
+        p2p_overlap: whether ranks compute on while they send and receive, as in a plan.
 
     Raises:
         ScheduleError: when the lists are not a legal schedule.
@@ -164,5 +171,8 @@ def lower_schedule(
     replica = expand(grid, bodies, message, at_once=True)
     if pair is not None:
         replica, costs = pair_takes(replica, grid, costs, pair)
+    if not p2p_overlap:
+        waits = blocking.messages(replica, in_one_go=_goes_round(grid))
+        replica = replace(replica, more=np.concatenate([replica.more, waits]))
     mesh = Mesh.of(Plan(pp=len(actions)))
     return check(replicate(replica, mesh, tuple(costs), np.zeros(len(actions))))

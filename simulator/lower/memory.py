@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import numpy as np
+import numpy.typing as npt
+
 from simulator.describe.optimizer import OPTIMIZERS
+from simulator.describe.placement import kind_of_ranks
 from simulator.describe.scenario import Scenario
 from simulator.lower.layers import shapes
 from simulator.lower.optimizers import saved_state_bytes
@@ -66,9 +70,9 @@ ENGINE_WORKSPACE = {
 """Bytes of Transformer Engine's own (pytorch/module/base.py, get_cublas_workspace_size_bytes)."""
 
 
-def buffer_bytes(s: Scenario) -> float:
-    """Return the bytes of buffers that every rank holds from its first step on."""
-    device = s.cluster.node.device.architecture
+def buffer_bytes(s: Scenario, kind: int = 0) -> float:
+    """Return the bytes of buffers that a rank on a kind of node holds from its first step on."""
+    device = s.cluster.kinds[kind].device.architecture
     size = float(WORKSPACE[device])
     if s.run.linear_layers == "transformer_engine":
         layer = tuned(s).blocks.layer
@@ -81,6 +85,13 @@ def buffer_bytes(s: Scenario) -> float:
         size += ENGINE_WORKSPACE[device]
         size += s.precision.weight * sum({(m, n): m * n for _, m, n, _ in products}.values())
     return size
+
+
+def more_buffer_bytes(s: Scenario) -> npt.NDArray[np.float64]:
+    """Return the bytes by which each rank's buffers exceed those of the first kind of node."""
+    by_kind = np.array([buffer_bytes(s, kind) for kind in range(len(s.cluster.kinds))])
+    more: npt.NDArray[np.float64] = by_kind - by_kind[0]
+    return more[list(kind_of_ranks(s.plan, s.cluster))]
 
 
 def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
@@ -144,7 +155,8 @@ def rank_memory(s: Scenario) -> list[StaticMemory]:
 
 
 def static_memory(s: Scenario) -> list[StaticMemory]:
-    """Return what every stage's ranks hold of it all the time, with the buffers of a rank.
+    """Return what every stage's ranks hold of it all the time, with the buffers of a rank on the
+    first kind of node.
 
     A tied embedding lies on the first and on the last stage, as Megatron-LM keeps it; a rank that
     holds both has it once. Weights in fp8 are copies beside the bf16 ones, and transposed copies up

@@ -14,8 +14,10 @@ def layout(s: Scenario) -> Layout:
     plan = s.plan
 
     def of(microbatches: int) -> Layout:
-        schedule = schedule_of(plan.schedule)
-        return layout_of(schedule, plan.pp, microbatches, plan.chunks, plan.microbatch_group)
+        return layout_of(
+            schedule_of(plan.schedule), plan.pp, microbatches, plan.chunks, plan.microbatch_group,
+            s.target,
+        )  # fmt: skip
 
     found = of(s.num_microbatches)
     return of(microbatches_begun(s)) if found.updates else found

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from simulator.schedules.action import Action, Actions
 from simulator.schedules.passes import stages_of_ranks
-from simulator.schedules.table import Schedule, lists_of
+from simulator.schedules.schedule import Schedule
+from simulator.schedules.table import lists_of
+from simulator.schedules.times import Target
 
 
 class Layout(NamedTuple):
@@ -44,10 +46,11 @@ class Layout(NamedTuple):
 
 @lru_cache(maxsize=256)
 def layout_of(
-    schedule: Schedule, ranks: int, microbatches: int, chunks: int, group: int | None = None
-) -> Layout:
+    schedule: Schedule, ranks: int, microbatches: int, chunks: int,
+    group: int | None = None, target: Target | None = None,
+) -> Layout:  # fmt: skip
     """Return the layout of a schedule in a size that it takes."""
-    actions = lists_of(schedule, ranks, microbatches, chunks, group)
+    actions = lists_of(schedule, ranks, microbatches, chunks, group, target)
     kinds = {(a.kind, a.paired) for row in actions for a in row}
     return Layout(
         stages=stages_of_ranks(actions),
