@@ -289,6 +289,7 @@ def test_cp_of_one_changes_nothing() -> None:
         ({"cp": 2, "tp": 2, "sequence_parallel": True, "tp_overlap": "all"}, {}),
         ({"cp": 2, "tp": 2, "tp_overlap": "grads", "cp_style": "all_gather"}, {}),
         ({"cp": 2, "pp": 2, "recompute": "selective"}, {}),
+        ({"cp": 2, "pp": 2, "tp": 2, "p2p_overlap": False, "scatter_gather": True}, {}),
         ({"cp": 4, "dp": 2, "zero": 1}, {}),
         ({"cp": 2, "dp": 2, "zero": 2, "cp_style": "all_to_all"}, {}),
         ({"cp": 2, "dp": 2, "zero": 3, "recompute": "full"}, {"detail": "kernel"}),
@@ -304,6 +305,13 @@ def test_engines_agree_whatever_it_is_combined_with(
     scenario_of: ScenarioOf, plan: dict[str, Any], run: dict[str, Any]
 ) -> None:
     alike_however_it_runs(scenario_of(plan=plan, run=run))
+
+
+def test_engines_agree_with_activations_on_the_host() -> None:
+    changes = {"plan.cp": 2, "plan.dp": 1, "cluster.devices_per_node": 2,
+               "run.global_batch_size": 2, "plan.microbatch_size": 1,
+               "plan.offload_activations": True}  # fmt: skip
+    alike_however_it_runs(load("bert-large-ddp", changes))
 
 
 def test_engines_agree_in_fp8(scenario_of: ScenarioOf, cluster_of: Any, llama: Any) -> None:
