@@ -18,6 +18,7 @@ from simulator.describe.scenario import Scenario
 from simulator.lower import convolution
 from simulator.lower import operators as op
 from simulator.lower.attention import ATTENTION, Heads
+from simulator.lower.context import ALONE, Context, context_attention
 from simulator.lower.latest import for_latest
 from simulator.lower.operators import Operator
 from simulator.lower.places import layout
@@ -47,11 +48,13 @@ class Shapes:
     """Whether the head's product is Megatron-LM's own, with its placeholder for the gradient."""
     image_size: int = IMAGE_SIZE
     """Pixels along each side, where samples are images."""
+    context: Context = ALONE
+    """Ranks that divide each sequence."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of one microbatch."""
-        return self.microbatch_size * self.sequence_length
+        """Tokens of one microbatch on one context-parallel rank."""
+        return self.microbatch_size * (self.sequence_length // self.context.ranks)
 
     @property
     def divided(self) -> int:
@@ -147,6 +150,7 @@ def shapes(s: Scenario) -> Shapes:
         loss_in_place=s.run.loss_in_place,
         megatron_head=s.run.linear_layers != "torch",
         image_size=s.run.image_size or IMAGE_SIZE,
+        context=Context(s.plan.cp, s.plan.cp_style, s.plan.cp_balance == "zigzag"),
     )  # fmt: skip
 
 
@@ -351,11 +355,14 @@ def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
 
 def _core(x: Shapes, heads: Heads, dropout: bool) -> tuple[Operator, ...]:
     """Return the attention core; fused, it keeps its result where the next product has a copy."""
-    core = ATTENTION[x.attention](x.elements, heads, dropout)
+    if x.context.ranks > 1:
+        core = context_attention(x.elements, heads, x.attention, x.context)
+    else:
+        core = ATTENTION[x.attention](x.elements, heads, dropout)
     if not x.elements.cast or x.attention == "unfused":
         return core
     size = x.elements.activation * x.tokens * heads.queries * heads.dim
-    return tuple(replace(o, kept_bytes=o.kept_bytes + size) for o in core)
+    return tuple(replace(o, kept_bytes=o.kept_bytes + size) if o.kept_bytes else o for o in core)
 
 
 def _mlp(model: Model, x: Shapes) -> tuple[Operator, ...]:
