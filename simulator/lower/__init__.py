@@ -14,12 +14,12 @@ from simulator.lower import blocking, clipping, offload, sharding
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.grid import Grid, to_grid
-from simulator.lower.layers import shapes
 from simulator.lower.memory import static_memory
 from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import expand, repeat_steps
 from simulator.lower.replicate import replicate
 from simulator.lower.segments import COMPUTE, Segment
+from simulator.lower.shapes import shapes
 from simulator.lower.staleness import CLOCK, bound_staleness
 from simulator.lower.trainable import first_trained_stage, without_backward
 from simulator.program import Cost, Flow, Memory, Program, Work

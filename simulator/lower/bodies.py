@@ -18,10 +18,10 @@ import numpy as np
 from simulator.describe.scenario import Scenario
 from simulator.lower import offload, sharding
 from simulator.lower.clipping import before_update
-from simulator.lower.layers import Block, Blocks, shapes
+from simulator.lower.layers import Block, Blocks
 from simulator.lower.operators import Operator
 from simulator.lower.optimizers import update_work
-from simulator.lower.quantised import fp8_weights, weight_cast
+from simulator.lower.quantised import weight_cast
 from simulator.lower.segments import (
     AHEAD,
     BACKWARD,
@@ -40,12 +40,14 @@ from simulator.lower.segments import (
     recomputing,
     segments,
 )
+from simulator.lower.shapes import shapes
 from simulator.lower.trainable import (
     Stage,
     Tuned,
     Tuning,
     embedding_weight,
     layer_runs,
+    low_weights,
     shares_embedding,
     stage_tensors,
     stages,
@@ -305,11 +307,18 @@ def _arrival(s: Scenario, receives: bool) -> list[Segment]:
 
 
 def _present(parts: Tuned, stage: Stage) -> list[tuple[Block, Sequence[int]]]:
-    """Return the kinds of block of a stage in forward order, and the numbers of those in a row."""
+    """Return the kinds of block of a stage in forward order, and the numbers of those in a row.
+
+    Layers that predict further ahead count on from the last one.
+    """
     runs: list[tuple[Block, Sequence[int]]] = [*layer_runs(parts, stage)]
     if stage.is_first:
         runs.insert(0, (parts.blocks.embedding, (NONE,)))
-    return [*runs, (parts.blocks.head, (NONE,))] if stage.is_last else runs
+    if stage.is_last:
+        runs.append((parts.blocks.head, (NONE,)))
+        for i, block in enumerate(parts.blocks.further):
+            runs.append((block, (NONE if i % 2 else stage.num_layers + i // 2,)))
+    return runs
 
 
 def _copies(
@@ -352,8 +361,8 @@ def _update(s: Scenario, stage: Stage, checked: int) -> list[Segment]:
     trained = stage_tensors(s, stage)
     if trained.params:
         work = update_work(s, trained)
-        low = 0 if sharding.is_gathering(s) else fp8_weights(tuned(s).blocks.layer.operators)
-        casts = (weight_cast(shapes(s).elements, stage.num_layers * low),) if low else ()
+        low = 0 if sharding.is_gathering(s) else low_weights(tuned(s), stage)
+        casts = (weight_cast(shapes(s).elements, low),) if low else ()
         if s.plan.offload_optimizer:
             return rows + offload.updated(s, work, trained.params, casts)
         rows += sharding.updated(s, replace(work, kernels=work.kernels + casts), trained.params)
@@ -367,7 +376,7 @@ def _passes(
     detail, size = s.run.detail, s.precision.gradient
 
     def gradient(_index: int, o: Operator) -> float:
-        return 0.0 if shared and o.name == "head" else float(o.trained * size)
+        return 0.0 if shared and o.tied else float(o.trained * size)
 
     def everything(_index: int, o: Operator) -> float:
         return o.kept_bytes
@@ -400,7 +409,7 @@ def _passes(
 def _tied_reduction(s: Scenario, parts: Blocks, stage: Stage) -> Sequence[Segment]:
     """Sum the gradients of the tied embedding over the first and the last stage."""
     ends = stage.is_first or stage.is_last
-    if not (s.model.tie_word_embeddings and ends and s.run.trains_all) or s.plan.pp == 1:
+    if not (s.model.shares_embedding and ends and s.run.trains_all) or s.plan.pp == 1:
         return ()
     size = embedding_weight(parts) * s.precision.gradient / s.plan.shards  # of their own shards
     return (Segment(Flow("all_reduce", size), TIED),)

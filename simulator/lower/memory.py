@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from simulator.describe.optimizer import OPTIMIZERS
 from simulator.describe.scenario import Scenario
-from simulator.lower.layers import shapes
 from simulator.lower.optimizers import saved_state_bytes
-from simulator.lower.quantised import fp8_weights
+from simulator.lower.shapes import shapes
 from simulator.lower.sharding import held_bytes, is_gathering
 from simulator.lower.trainable import (
+    low_weights,
     spared_weight_bytes,
     stage_params,
     stage_tensors,
@@ -70,15 +70,17 @@ def buffer_bytes(s: Scenario) -> float:
     device = s.cluster.node.device.architecture
     size = float(WORKSPACE[device])
     if s.run.linear_layers == "transformer_engine":
-        layer = tuned(s).blocks.layer
+        parts = tuned(s).blocks
+        kinds = [parts.layers[kind] for kind in sorted(set(parts.kinds))]
         products = [
             kernel.matmul
+            for layer in (*kinds, *parts.further[::2])
             for operator in layer.operators
             for kernel in operator.weight_grad
             if isinstance(kernel, Kernel) and kernel.matmul is not None
         ]
         size += ENGINE_WORKSPACE[device]
-        size += s.precision.weight * sum({(m, n): m * n for _, m, n, _ in products}.values())
+        size += s.precision.weight * sum(b * m * n for b, m, n in {p[:3] for p in products})
     return size
 
 
@@ -135,12 +137,11 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
     copies = 1 + shapes(s).elements.transposed  # of a byte each
     buffers, on_host = buffer_bytes(s), host_bytes_per_parameter(s)
     out = []
-    layer = tuned(s).blocks.layer.operators
     for number, stage in enumerate(stages(s)):
         params, trained = stage_params(s, stage), stage_tensors(s, stage)
         still = s.precision.weight * (params - trained.params) - spared_weight_bytes(s, stage)
         still /= s.plan.shards if s.plan.zero == 3 else 1  # not trained, and as it computes
-        low = 0 if is_gathering(s) else stage.num_layers * fp8_weights(layer)
+        low = 0 if is_gathering(s) else low_weights(tuned(s), stage)
         saved, away = saved_state_bytes(s.run.optimizer, trained), s.plan.offload_optimizer
         out.append(
             StaticMemory(

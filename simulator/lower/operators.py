@@ -76,6 +76,13 @@ class Operator:
     """Of them those that lie in `run.base_weights`."""
     model_flops: float = 0.0
     """Forward matrix FLOPs by the MFU convention: attention counted in full, causal or not."""
+    tied: bool = False
+    """Whether it uses the embedding's matrix, or at the other end of a pipeline a copy of it."""
+    expert: bool = False
+    """Whether its parameters are of experts, which fewer ranks hold than hold the others."""
+    repeated: bool = False
+    """Whether every tp rank holds its matrix whole, and under sequence parallelism the gradient of
+    its own part of the sequence."""
 
     @property
     def trained(self) -> int:

@@ -115,7 +115,7 @@ def stays(s: Scenario, block: str, *, is_first: bool, is_last: bool) -> int:
     embedding that shares its weight with the head of its own stage keeps it for the head.
     """
     turns = _turns_around(s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks)
-    shared = s.model.tie_word_embeddings and is_first and is_last and block == "embedding"
+    shared = s.model.shares_embedding and is_first and is_last and block == "embedding"
     shared = shared and s.run.trains_all  # frozen, it is gathered with the head again
     if shared or not s.plan.reshard_after_forward:
         return BY_MICROBATCH if turns and s.plan.pp == 1 else BY_STEP

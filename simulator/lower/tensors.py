@@ -27,13 +27,13 @@ def tensors_of(blocks: Iterable[tuple[Block, int]], shared: bool) -> Tensors:
 
     Args:
         blocks: kinds of block, and how many of each the rank holds.
-        shared: whether the head's matrix is the embedding's and counted there.
+        shared: whether operators that use the embedding's matrix do so where it lies.
     """
     params = 0
     found: dict[bool, Counter[tuple[int, int]]] = {True: Counter(), False: Counter()}
     for block, count in blocks:
         for operator in block.operators:
-            if shared and operator.name == "head":
+            if shared and operator.tied:
                 continue
             params += count * operator.trained
             for shape in operator.matrices:
