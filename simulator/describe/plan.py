@@ -31,6 +31,14 @@ class Plan:
     """Pipeline-parallel degree: the ranks of a pipeline."""
     cp: Count = 1
     """Context-parallel degree: ranks that hold the same weights and divide each sequence."""
+    cp_style: Literal["ring", "all_to_all", "all_gather"] = "ring"
+    """How ranks along cp meet in attention: `ring` passes K and V on beside the attention over the
+    block in hand; `all_to_all` swaps shares of the sequence for shares of the heads, and back;
+    `all_gather` gathers K and V first (Megatron-LM's --cp-comm-type p2p, a2a, all_gather)."""
+    cp_balance: Literal["zigzag", "contiguous"] = "zigzag"
+    """Tokens of each rank along cp where attention is causal: of 2 x cp chunks one from the front
+    and its mirror from the back, so that all have the same work; or one run of them, so that the
+    last rank has most."""
     ep: Count = 1
     """Expert-parallel degree: ranks that divide the experts of a layer among them.
 
@@ -219,6 +227,8 @@ class Plan:
             ("scatter_gather", False, "tp"),
             ("scatter_gather", False, "pp"),
             ("p2p_overlap", True, "pp"),
+            ("cp_style", "ring", "cp"),
+            ("cp_balance", "zigzag", "cp"),
         ):
             if getattr(self, axis) == 1 and getattr(self, name) != off:
                 value = getattr(self, name)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from simulator.describe.cluster import Cluster
+from simulator.describe.context import context_problems
 from simulator.describe.experts import expert_problems
 from simulator.describe.fields import validate
 from simulator.describe.model import Model
@@ -80,10 +81,13 @@ def _contradictions(s: Scenario) -> Iterator[str]:
     yield from sample_problems(model, plan, run)
     if isinstance(model, Model):
         yield from _attention(model, s)
-    if plan.sequence_parallel and s.sequence_length % plan.tp:
+    if plan.cp > 1:
+        yield from context_problems(model, plan, run, s.sequence_length)
+    if plan.sequence_parallel and s.sequence_length // plan.cp % plan.tp:
+        shared = f" / plan.cp {plan.cp} = {s.sequence_length // plan.cp}" * (plan.cp > 1)
         yield (
             f"plan.sequence_parallel: plan.tp {plan.tp} does not divide run.sequence_length "
-            f"{s.sequence_length}"
+            f"{s.sequence_length}{shared}"
         )
     yield from _stages(s)
     share = plan.microbatch_size * plan.dp

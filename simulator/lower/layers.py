@@ -18,6 +18,7 @@ from simulator.describe.scenario import Scenario
 from simulator.lower import convolution
 from simulator.lower import operators as op
 from simulator.lower.attention import ATTENTION, Heads
+from simulator.lower.context import context_attention
 from simulator.lower.experts import experts
 from simulator.lower.latent import latent_heads
 from simulator.lower.operators import Operator
@@ -289,11 +290,14 @@ def _residual(name: str, model: Model, x: Shapes) -> Operator:
 
 def _core(x: Shapes, heads: Heads, dropout: bool) -> tuple[Operator, ...]:
     """Return the attention core; fused, it keeps its result where the next product has a copy."""
-    core = ATTENTION[x.attention](x.elements, heads, dropout)
+    if x.context.ranks > 1:
+        core = context_attention(x.elements, heads, x.attention, x.context)
+    else:
+        core = ATTENTION[x.attention](x.elements, heads, dropout)
     if not x.elements.cast or x.attention == "unfused":
         return core
-    size = x.elements.activation * heads.elements[-1]
-    return tuple(replace(o, kept_bytes=o.kept_bytes + size) for o in core)
+    size = x.elements.activation * x.tokens * heads.queries * heads.value_dim
+    return tuple(replace(o, kept_bytes=o.kept_bytes + size) if o.kept_bytes else o for o in core)
 
 
 def _mlp(model: Model, x: Shapes, has_experts: bool) -> tuple[Operator, ...]:

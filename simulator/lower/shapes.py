@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from simulator.describe.scenario import Scenario
 from simulator.lower import operators as op
+from simulator.lower.context import ALONE, Context
 from simulator.lower.latest import for_latest
 
 IMAGE_SIZE = 224
@@ -42,12 +43,14 @@ class Shapes:
     """Whether the head's product is Megatron-LM's own, with its placeholder for the gradient."""
     image_size: int = IMAGE_SIZE
     """Pixels along each side, where samples are images."""
+    context: Context = ALONE
+    """Ranks that divide each sequence."""
     routing: Routing = Routing()
 
     @property
     def tokens(self) -> int:
-        """Tokens of one microbatch."""
-        return self.microbatch_size * self.sequence_length
+        """Tokens of one microbatch on one context-parallel rank."""
+        return self.microbatch_size * (self.sequence_length // self.context.ranks)
 
     @property
     def divided(self) -> int:
@@ -85,6 +88,7 @@ def shapes(s: Scenario) -> Shapes:
         loss_in_place=s.run.loss_in_place,
         megatron_head=s.run.linear_layers != "torch",
         image_size=s.run.image_size or IMAGE_SIZE,
+        context=Context(s.plan.cp, s.plan.cp_style, s.plan.cp_balance == "zigzag"),
     )  # fmt: skip
 
 

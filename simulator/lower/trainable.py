@@ -17,6 +17,7 @@ from simulator.describe.run import Run
 from simulator.describe.scenario import Scenario
 from simulator.lower import layers
 from simulator.lower import operators as op
+from simulator.lower.context import ALONE
 from simulator.lower.latest import for_latest
 from simulator.lower.layers import Block, Blocks
 from simulator.lower.operators import Operator
@@ -301,7 +302,10 @@ def weight_bytes(s: Scenario, block: Block) -> float:
 
 def _whole(s: Scenario) -> Tuned:
     """Return the blocks that one rank alone would compute, of one sample."""
-    x = replace(shapes(s), microbatch_size=1, tp=1, sequence_parallel=False, tp_overlap="none")
+    x = replace(
+        shapes(s), microbatch_size=1, tp=1, sequence_parallel=False, tp_overlap="none",
+        context=ALONE,
+    )  # fmt: skip
     return _tuned(s.model, x, Tuning.of(s.run))
 
 
