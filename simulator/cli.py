@@ -143,8 +143,9 @@ def show_schedule(
             raise DescriptionError("--plot draws a schedule; give its NAME")
         from simulator.schedules import SCHEDULES
 
-        for known, function in SCHEDULES.items():
-            click.echo(f"{known:<15} {(function.__doc__ or '').partition(chr(10))[0]}")
+        for known, schedule in SCHEDULES.items():
+            about = (schedule.make.__doc__ or "").partition("\n")[0]
+            click.echo(f"{known:<20} {about}")
         return
     from simulator.api import simulate_schedule
 

@@ -258,7 +258,7 @@ def test_two_stages_of_one_rank_run_in_its_order() -> None:
         (("0F0 0F0 0B0", "1F0 1B0"), "0F0 on rank 0 is done twice"),
         (("0F0 0B0", "1B0 1F0"), "1B0 on rank 1 comes before its forward 1F0"),
         (("0F0 0B0", "1B0"), "1B0 on rank 1 comes before its forward 1F0"),
-        (("0F0 0B0", "1F0 1B0 0F1"), "stage 0 is on rank 0 and on rank 1"),
+        (("0F0 0B0 0F1", "1F0 1B0 0B1"), "microbatch 1 passes stage 0 on rank 0 and on rank 1"),
         (("0F0 0W0", "1F0 1B0"), "0W0 on rank 0 comes before 0I0"),
     ],
 )
@@ -268,7 +268,7 @@ def test_a_wrong_cell_is_named_and_marked_in_the_grid(rows: tuple[str, ...], sen
     first, *shown = str(error.value).splitlines()
     assert first == sentence
     assert len(shown) == len(rows)
-    wrong = sentence.split()[0] if sentence[0].isdigit() else "0F1"
+    wrong = sentence.split()[0] if sentence[0].isdigit() else "0B1"
     assert f"{wrong} <-- ERROR HERE" in " ".join(" ".join(shown).split())
 
 
@@ -397,7 +397,9 @@ def test_texts_of_actions_are_read_as_actions() -> None:
         ([["0OPT"]], "needs at least one forward"),
         ([["0OPT", "0F0", "0B0"]], "comes after the optimizer step"),
         ([["0F", "0B"]], "must name a microbatch"),
-        ([["0F0", "0B0", "0OPT0"]], "must not name a microbatch"),
+        ([["0F0", "0OPT0", "0B0"]], "0OPT0 on rank 0 comes before its backward 0B0"),
+        ([["0F0", "0B0", "0OPT0", "0OPT"]], "names a microbatch, and other steps do not"),
+        ([["0F0", "0B0", "1OPT"]], "1OPT on rank 0, which does nothing else of its stage"),
         ([[Action(-1, "F", 0)]], "count from 0"),
         ([3], "is a list of actions for each rank"),
         ([["nonsense"]], "'nonsense' is not an action"),

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from simulator.describe.fields import Bytes, Count, Natural, Range, validate
 from simulator.errors import DescriptionError
+from simulator.schedules.table import copies_of
 
 Axis: TypeAlias = Literal["dp", "pp", "cp", "tp"]
 
@@ -52,10 +53,12 @@ class Plan:
     schedule: str = "1F1B"
     """Pipeline schedule, a name that `trainsim show schedule` lists."""
     chunks: Count = 1
-    """Stages of each pipeline rank (Megatron-LM's virtual pipeline): stage s lies on rank s % pp.
-
-    For schedules that take several, as Interleaved1F1B.
-    """
+    """Stages of each pipeline rank (Megatron-LM's virtual pipeline); the schedule says which: stage
+    s lies on rank s % pp of the looped ones, as Interleaved1F1B."""
+    microbatch_group: Count | None = None
+    """Microbatches that pass one chunk of a rank before its next one (Megatron-LM's
+    ``--microbatch-group-size-per-virtual-pipeline-stage``), of schedules that go in rounds; torch's
+    rounds when absent: m / max(1, m // pp)."""
     microbatch_size: Count = 1
     """Samples of one pipeline input of one data-parallel replica."""
     layers_per_stage: tuple[Count, ...] | None = None
@@ -147,6 +150,14 @@ class Plan:
     second matrix product, as torchtitan's selective_ac_option "op"."""
     recompute_layers: Count | None = None
     """Layers of each stage, its first ones, that recompute; all when absent."""
+    recompute_again: bool = False
+    """With recompute "full" and a schedule that splits backward, compute a layer again for the
+    gradients of its weights too, and keep nothing from one to the other but gradients; else what
+    was computed again for the gradient of the input stays until then."""
+    post_validation: bool = False
+    """Whether ranks update without waiting for the norm, or the overflow, of the whole pipeline:
+    it is checked afterwards, and an update that turns out wrong is taken back (Qi et al., 2023,
+    arXiv 2401.10241, section 4). Steps that are taken back are not modelled."""
     sequence_parallel: bool = False
     """Divide norms, residuals and dropouts over the tp ranks along the sequence: all-reduces become
     an all-gather and a reduce-scatter (Korthikanti et al., 2022, section 4.2.2)."""
@@ -201,18 +212,16 @@ class Plan:
             problems.append(
                 f"Plan.servers: {self.servers} is more than the {self.replicas} ranks they lie on"
             )
-        if not self.grad_overlap and (self.replicas == 1 or self.zero > 1):
-            why = (
-                "dp 1" if self.replicas == 1 else f"zero {self.zero}, which reduces every backward"
-            )
+        if not self.grad_overlap and (self.holders == 1 or self.zero > 1):
+            why = "dp 1" if self.holders == 1 else f"zero {self.zero}, which reduces every backward"
             problems.append(f"Plan.grad_overlap: false has no effect with {why}")
         if not self.grad_overlap and self.bucket_size != BUCKET_SIZE:
             problems.append(
                 f"Plan.bucket_size: {self.bucket_size:g} has no effect with grad_overlap false, "
                 "which reduces gradients in one piece"
             )
-        if self.first_bucket_size is not None and (self.replicas == 1 or not self.grad_overlap):
-            why = "dp 1" if self.replicas == 1 else "grad_overlap false"
+        if self.first_bucket_size is not None and (self.holders == 1 or not self.grad_overlap):
+            why = "dp 1" if self.holders == 1 else "grad_overlap false"
             problems.append(
                 f"Plan.first_bucket_size: {self.first_bucket_size:g} has no effect with {why}"
             )
@@ -295,6 +304,11 @@ class Plan:
         return self.dp * self.cp
 
     @property
+    def holders(self) -> int:
+        """Ranks that hold the same stage: its replicas, on each rank of a pipeline that has it."""
+        return self.replicas * copies_of(self.schedule)
+
+    @property
     def shards(self) -> int:
         """Ranks that divide states among them; 1 where nothing is divided.
 
@@ -314,8 +328,10 @@ class Plan:
 
     @property
     def num_stages(self) -> int:
-        """Stages of a pipeline: one for each chunk of each of its ranks."""
-        return self.pp * self.chunks
+        """Stages of a pipeline: one for each chunk of each of its ranks, or of each pair of ranks
+        where a schedule has every stage on two.
+        """
+        return self.pp * self.chunks // copies_of(self.schedule)
 
     @property
     def buckets(self) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from simulator.describe.cluster import Cluster
 from simulator.describe.context import context_problems
 from simulator.describe.experts import expert_problems
 from simulator.describe.fields import validate
+from simulator.describe.halves import schedule_contradictions
 from simulator.describe.model import Model
 from simulator.describe.network import Network
 from simulator.describe.plan import Plan
@@ -231,9 +232,13 @@ def _schedule(s: Scenario) -> Iterator[str]:
     except DescriptionError as error:
         yield f"plan.{error}"
         return
-    complaint = size_complaint(name, plan.pp, s.num_microbatches, plan.chunks)
+    complaint = size_complaint(
+        name, plan.pp, s.num_microbatches, plan.chunks, plan.microbatch_group
+    )
     if complaint:
         yield f"plan.schedule {complaint}"
+    else:
+        yield from schedule_contradictions(s.model, plan, s.run, s.num_microbatches)
 
 
 def _flows_apart(s: Scenario) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import numpy.typing as npt
 
@@ -114,12 +116,14 @@ def _classes(mesh: Mesh) -> Int64:
 def _groups(one: Template, mesh: Mesh, ranks: Int64, classes: Int64) -> tuple[Int32, Groups]:
     """Return the group of each joint op on class 0 of its partition, and all groups.
 
-    Joint ops of one scope that join the same pipeline ranks share their groups, one a class.
+    Joint ops of one scope that join the same pipeline ranks share their groups, one a class. What
+    is done along an axis is of one pipeline rank, or of the two that hold the same stage.
     """
     first_group = np.zeros(len(one.joint_scope), np.int64)
     sizes, members, count = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
-    for number, scope in enumerate(SCOPES):
-        mine = np.flatnonzero(one.joint_scope == number)
+    twins = one.joint_ranks[:, 0] != one.joint_ranks[:, 1]
+    for number, (scope, twin) in enumerate(product(SCOPES, (False, True))):
+        mine = np.flatnonzero((one.joint_scope == number // 2) & (twins == twin))
         if not len(mine):
             continue
         key = one.joint_ranks[mine, 0] * one.num_ranks + one.joint_ranks[mine, 1]
@@ -128,7 +132,9 @@ def _groups(one: Template, mesh: Mesh, ranks: Int64, classes: Int64) -> tuple[In
         if PARTITION[scope] != ALONE:
             of_tile = classes[PARTITION[scope]]
             size = len(of_tile) // (int(of_tile.max()) + 1)
-            sets = ranks[pairs[:, 0]][:, np.argsort(of_tile, kind="stable")].reshape(-1, size)
+            by_class = ranks[pairs[:, : 1 + twin]][:, :, np.argsort(of_tile, kind="stable")]
+            sets = by_class.reshape(len(pairs), 1 + twin, -1, size).swapaxes(1, 2)
+            sets = sets.reshape(-1, (1 + twin) * size)
         elif scope == "pipeline":
             sets = ranks.T
         elif scope == "one_sided":

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from simulator.hardware.outside import outside
-from simulator.lower.memory import static_memory
+from simulator.lower.memory import rank_memory
 from simulator.program import Int64, Memory
 from simulator.report import palette
 from simulator.report.palette import COLOURS, INK, Float64, text_width
@@ -125,9 +125,8 @@ def memory_parts(result: Result, rank: int) -> tuple[Int64, dict[str, Float64]]:
     parts: dict[str, Float64] = {}
     s = result.scenario
     if s is not None:
-        every = static_memory(s)
-        stages = [every[stage] for stage in palette.stages_of(result, rank)]
-        lasting = {n: sum(float(getattr(one, n)) for one in stages) for n in LASTING_PARTS}
+        own = rank_memory(s)[palette.place_of(result, rank)]
+        lasting = {n: float(getattr(own, n)) for n in LASTING_PARTS}
         lasting["context"] = outside(s)
         parts = {name: np.full(len(ticks), size) for name, size in lasting.items()}
     parts |= held

@@ -14,12 +14,14 @@ from simulator.hardware.compute import BOUNDS, work_seconds
 from simulator.hardware.host import host_share
 from simulator.hardware.outside import nccl_bytes
 from simulator.hardware.placement import spans
+from simulator.lower.places import is_summed
 from simulator.lower.sharding import is_gathering
 from simulator.lower.trainable import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
 from simulator.report.offload import host_memory, offload_assumptions, offloads
 from simulator.report.samples import model_assumptions
+from simulator.report.schedule import schedule_assumptions
 from simulator.report.sharding import sharding_assumptions
 from simulator.report.training import training_assumptions
 from simulator.units import format_bytes, format_seconds
@@ -257,16 +259,12 @@ def assumptions(s: Scenario) -> list[str]:
             )
     if plan.pp > 1:
         out.append(P2P[plan.p2p_overlap])
-    if plan.chunks > 1:
-        out.append(
-            f"stage s of {plan.num_stages} lies on pipeline rank s mod {plan.pp}, and the last "
-            "rank sends to the first over the network"
-        )
+    out += schedule_assumptions(s)
     if plan.pp > 1 or plan.replicas > 1:
         out.append(_beside_communication(s.run.overlap_slowdown))
     if plan.tp > 1:
         out.append(TP_OVERLAP[plan.tp_overlap])
-    if plan.replicas > 1:
+    if is_summed(s):
         how = "all-reduced"
         if plan.num_servers:
             how = "pushed to parameter servers, and as many bytes of parameters pulled,"
