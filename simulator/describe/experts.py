@@ -15,12 +15,8 @@ def expert_problems(model: Model, plan: Plan, run: Run) -> Iterator[str]:
     """Say what does not fit a model's experts, or needs some."""
     yield from _unlike_problems(model, plan, run)
     if model.num_experts is None:
-        for name in ("ep", "etp"):
-            if getattr(plan, name) > 1:
-                yield f"plan.{name} {getattr(plan, name)} divides experts; {model.name} has none"
+        yield from _without_experts(model, plan, run)
         return
-    if plan.tp > 1 or plan.ep > 1 or plan.etp > 1:
-        yield f"plan.tp {plan.tp}, plan.ep {plan.ep}, plan.etp {plan.etp}: experts are not divided"
     for name, count in (("ep", model.num_experts), ("etp", model.moe_intermediate_size or 1)):
         degree = getattr(plan, name)
         if count % degree:
@@ -31,6 +27,99 @@ def expert_problems(model: Model, plan: Plan, run: Run) -> Iterator[str]:
             f"plan.tp {plan.tp}: ranks route the tokens that they norm, and without "
             "plan.sequence_parallel all would route the same; set plan.sequence_parallel = true"
         )
+
+    yield from _plan_problems(model, plan)
+    yield from _load_problems(model, run)
+
+
+def _without_experts(model: Model, plan: Plan, run: Run) -> Iterator[str]:
+    plain_plan, plain_run = Plan(), Run(global_batch_size=1)
+    for where, mine, plain, names in (
+        ("plan", plan, plain_plan, ("ep", "etp", "expert_capacity", "expert_padding",
+                                    "expert_dispatch")),
+        ("run", run, plain_run, ("expert_load", "expert_load_exponent")),
+    ):  # fmt: skip
+        for name in names:
+            value = getattr(mine, name)
+            if value != getattr(plain, name):
+                yield f"{where}.{name} {value!r} is for experts, and {model.name} has none"
+
+
+def _plan_problems(model: Model, plan: Plan) -> Iterator[str]:
+    """Say what of the plan does not go with experts."""
+    if plan.expert_padding and plan.expert_capacity is None:
+        yield "plan.expert_padding fills experts up to plan.expert_capacity, which is not set"
+    dispatch = plan.expert_dispatch
+    if dispatch != "all_to_all" and plan.ep == 1:
+        yield f"plan.expert_dispatch {dispatch!r} has no effect with plan.ep 1"
+    if dispatch == "node_limited" and model.topk_group == model.n_group:
+        yield (
+            f"plan.expert_dispatch 'node_limited': a token of {model.name} may go to all "
+            f'{model.n_group} groups of experts; set plan.expert_dispatch = "deduplicated"'
+        )
+    for name, why in (
+        ("dp_shard", "experts have no groups of shards"),
+        ("offload_optimizer", "the states of experts stay on the device"),
+    ):
+        if getattr(plan, name):
+            yield f"plan.{name} with experts is not modelled: {why}; leave it out"
+    if plan.num_servers:
+        yield (
+            "plan.gradient_exchange 'parameter_server' with experts, which other ranks hold than "
+            "hold the rest, is not modelled; leave it out"
+        )
+
+
+def _load_problems(model: Model, run: Run) -> Iterator[str]:
+    """Say what is wrong with how tokens are said to be shared out."""
+    load, experts = run.expert_load, model.num_experts or 1
+    most = 1 / max(model.experts_per_token, 1)
+    if load != "zipf" and run.expert_load_exponent != 1:
+        yield (
+            f"run.expert_load_exponent {run.expert_load_exponent:g} is for run.expert_load 'zipf', "
+            f"not {load if isinstance(load, str) else 'a list'!r}"
+        )
+    if isinstance(load, str):
+        return
+    if len(load) != experts:
+        yield f"run.expert_load: lists {len(load)} shares; {model.name} has {experts} experts"
+    if abs(sum(load) - 1) > TOLERANCE:
+        yield f"run.expert_load: the shares sum to {sum(load):.6g}, not to 1"
+    if max(load, default=0.0) > most + TOLERANCE:
+        yield (
+            f"run.expert_load: a share of {max(load):.4g} is more than 1 / "
+            f"{model.experts_per_token} experts a token = {most:.4g}; no expert gets a token twice"
+        )
+
+
+TOLERANCE = 1e-6
+"""By which recorded shares may miss a sum of 1."""
+
+
+def expert_shares(model: Model, run: Run, ep: int) -> tuple[float, ...] | None:
+    """Return the share of all copies of tokens that each expert gets; None where all get the same.
+
+    Experts are counted in the order in which the ranks of ep hold them.
+    """
+    count, load = model.num_experts, run.expert_load
+    assert count is not None
+    if load == "uniform":
+        return None
+    if not isinstance(load, str):
+        return tuple(load)
+    shares = _zipf(count, run.expert_load_exponent, 1 / model.experts_per_token)
+    return tuple(shares[rank::ep][slot] for rank in range(ep) for slot in range(count // ep))
+
+
+def _zipf(count: int, exponent: float, most: float) -> list[float]:
+    """Return shares as 1 / place ** exponent, none above `most`: what is goes to the others."""
+    weights = [1 / place**exponent for place in range(1, count + 1)]
+    full = 0  # the first ones, that get no more than `most`
+    while True:
+        each = (1 - full * most) / max(sum(weights[full:]), 1e-300)
+        if full == count or weights[full] * each <= most:
+            return [most] * full + [weight * each for weight in weights[full:]]
+        full += 1
 
 
 def _unlike_problems(model: Model, plan: Plan, run: Run) -> Iterator[str]:

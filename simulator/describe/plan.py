@@ -50,6 +50,16 @@ class Plan:
     etp: Count = 1
     """Expert-tensor-parallel degree: ranks that divide each expert (Megatron-LM's
     --expert-tensor-parallel-size)."""
+    expert_capacity: Annotated[float, Range(0, open_low=True)] | None = None
+    """Copies of tokens that an expert takes of each rank's, over an even share of them; those above
+    are dropped. Nothing is dropped when absent (Megatron-LM's --moe-expert-capacity-factor)."""
+    expert_padding: bool = False
+    """With `expert_capacity`, whether every expert computes just as many, some of them empty
+    (Megatron-LM's --moe-pad-expert-input-to-capacity)."""
+    expert_dispatch: Literal["all_to_all", "deduplicated", "node_limited"] = "all_to_all"
+    """How often a token is sent over ep: to each of its experts; once to each of their ranks, all
+    ranks of ep at most; once to each of their nodes, `topk_group` at most, inside which it goes on
+    (DeepSeek-V3, arXiv 2412.19437, section 3.2.2). It comes back summed as often."""
     schedule: str = "1F1B"
     """Pipeline schedule, a name that `trainsim show schedule` lists."""
     chunks: Count = 1
@@ -315,6 +325,11 @@ class Plan:
         Ranks along cp are among them, as in Megatron-LM and torchtitan.
         """
         return (self.dp_shard or self.dp) * self.cp if self.zero else 1
+
+    @property
+    def edp(self) -> int:
+        """Ranks of a stage that hold the same part of the same experts."""
+        return self.replicas * self.tp // (self.ep * self.etp)
 
     @property
     def world_size(self) -> int:

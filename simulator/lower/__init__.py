@@ -68,7 +68,7 @@ def lower(s: Scenario) -> Program:
     if not s.plan.grad_overlap:
         more.append(blocking.gradients(steps))
     several = any(len(stages) > 1 for stages in layout(s).stages)
-    if several and (s.run.clip_grad or s.run.scales_loss):
+    if (several and (s.run.clip_grad or s.run.scales_loss)) or sharding.sums_experts(s):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
     return check(replicate(steps, Mesh.of(s.plan), costs, static))

@@ -239,6 +239,8 @@ def grouped(
         kept_bytes=e.activation * rows * inputs,
         forward_bytes=e.activation * rows * outputs,
         backward_bytes=moved + (e.weight * weights if apart else 0),
+        weight_grad_bytes=e.weight * weights if apart else 0.0,
+        output_grad_bytes=e.activation * rows * outputs,
         params=experts * inputs * outputs,
         matrices=((inputs, outputs),) * experts,
         model_flops=asked,

@@ -383,7 +383,7 @@ def _further(model: Model, x: Shapes, layer: Block, depth: int) -> tuple[Block, 
     """
     e, h, size = x.elements, model.hidden_size, x.local_tokens * model.hidden_size
     embedded, *rest = _embedding(model, x)
-    embedded = replace(embedded, name="further embedding", tied=True)
+    embedded = replace(embedded, name="further embedding", tied=True, output_grad_bytes=0.0)
     if depth:  # one copy serves all
         embedded = replace(embedded, params=0, matrices=())
     down = linear(

@@ -14,7 +14,7 @@ from simulator.describe.scenario import Scenario
 from simulator.lower.optimizers import saved_state_bytes
 from simulator.lower.places import layout
 from simulator.lower.shapes import shapes
-from simulator.lower.sharding import held_bytes, is_gathering
+from simulator.lower.sharding import expert_shards, held_bytes, is_gathering
 from simulator.lower.trainable import (
     low_weights,
     spared_weight_bytes,
@@ -85,7 +85,7 @@ def buffer_bytes(s: Scenario) -> float:
     return size
 
 
-def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
+def bytes_per_parameter(s: Scenario, shards: int | None = None) -> tuple[float, float, float]:
     """Return the bytes that weight, gradient and optimizer (master copy, states) take on a rank.
 
     With bf16 weights, fp32 gradients and Adam, over d shards:
@@ -99,17 +99,19 @@ def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
     | 3 with low_precision_shard        | 2/d    | 4/d      | 12/d      |
 
     What is not trained has a weight only. Matrices of Adafactor and Muon have less than a lone
-    parameter, whose states count here. Padding of shards to equal lengths is left out.
+    parameter, whose states count here. Padding of shards to equal lengths is left out. `shards` are
+    those of experts, where they have their own.
     """
     held = held_bytes(s)
     parts = (held.weight, held.gradient, held.master + OPTIMIZERS[s.run.optimizer].state_bytes)
     if s.plan.offload_optimizer:
         parts = (held.weight, held.gradient, 0.0)
     divided_from = (3, 2, 1)  # the stages of ZeRO
-    if s.plan.shards == 1:
+    shards = s.plan.shards if shards is None else shards
+    if shards == 1:
         return parts
     weight, gradient, optimizer = (
-        size / s.plan.shards if s.plan.zero >= stage else size
+        size / shards if s.plan.zero >= stage else size
         for size, stage in zip(parts, divided_from, strict=True)
     )
     return weight, gradient, optimizer
@@ -150,6 +152,7 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
     to Hopper.
     """
     weight, gradient, optimizer = bytes_per_parameter(s)
+    *_, of_experts = bytes_per_parameter(s, expert_shards(s))
     copies = 1 + shapes(s).elements.transposed  # of a byte each
     buffers, on_host = buffer_bytes(s), host_bytes_per_parameter(s)
     out = []
@@ -158,13 +161,14 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
         still = s.precision.weight * (params - trained.params) - spared_weight_bytes(s, stage)
         still /= s.plan.shards if s.plan.zero == 3 else 1  # not trained, and as it computes
         low = 0 if is_gathering(s) else low_weights(tuned(s), stage)
+        states = optimizer * (trained.params - trained.experts) + of_experts * trained.experts
         saved, away = saved_state_bytes(s.run.optimizer, trained), s.plan.offload_optimizer
         out.append(
             StaticMemory(
                 params=params,
                 weights=float(weight * trained.params + still + copies * low),
                 gradients=float(gradient * trained.params),
-                optimizer=0.0 if away else float(optimizer * trained.params - saved),
+                optimizer=0.0 if away else float(states - saved),
                 buffers=buffers,
                 host=float(on_host * trained.params - saved) if away else 0.0,
             )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from simulator.describe.experts import expert_shares
+from simulator.describe.model import Model
 from simulator.describe.scenario import Scenario
 from simulator.lower import operators as op
 from simulator.lower.context import ALONE, Context
@@ -89,7 +91,22 @@ def shapes(s: Scenario) -> Shapes:
         megatron_head=s.run.linear_layers != "torch",
         image_size=s.run.image_size or IMAGE_SIZE,
         context=Context(s.plan.cp, s.plan.cp_style, s.plan.cp_balance == "zigzag"),
+        routing=_routing(s),
     )  # fmt: skip
+
+
+def _routing(s: Scenario) -> Routing:
+    if not isinstance(s.model, Model) or s.model.num_experts is None:
+        return Routing()
+    plan = s.plan
+    return Routing(
+        ep=plan.ep,
+        etp=plan.etp,
+        load=expert_shares(s.model, s.run, plan.ep),
+        capacity=plan.expert_capacity,
+        padded=plan.expert_padding,
+        dispatch=plan.expert_dispatch,
+    )
 
 
 def _casting(e: op.Elements, s: Scenario) -> op.Elements:

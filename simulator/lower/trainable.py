@@ -306,6 +306,12 @@ def low_weights(parts: Tuned, stage: Stage) -> int:
     return sum(count * fp8_weights(block.operators) for block, count in held if count)
 
 
+def repeated_matrices(parts: Tuned, stage: Stage) -> int:
+    """Return the parameters of a stage that every tp rank holds whole, but those of norms."""
+    held = _held(parts, stage)
+    return sum(n * o.trained for block, n in held if n for o in block.operators if o.repeated)
+
+
 def weight_bytes(s: Scenario, block: Block) -> float:
     """Return what the weights of a block take where they compute, some in `run.base_weights`."""
     return s.precision.weight * block.params - _spared_bytes(s, block)
