@@ -153,11 +153,13 @@ class Plan:
     offload_activations: bool = False
     """Copy what each layer keeps to the host behind its forward, and back while the layer after it
     in the model runs its backward; at most two layers wait for either."""
-    recompute: Literal["none", "selective", "selective-op", "full"] = "none"
+    recompute: Literal["none", "light", "selective", "selective-op", "full"] = "none"
     """What backward computes again instead of keeping it: `full` all of a layer but its input,
     `selective` the attention core (scores, softmax, dropout, context), as Korthikanti et al., 2022
     (arXiv 2205.05198), section 5; `selective-op` all but fused attention, reduce-scatters and every
-    second matrix product, as torchtitan's selective_ac_option "op"."""
+    second matrix product, as torchtitan's selective_ac_option "op"; `light` norms, activation
+    functions and the up projections of latent attention, as DeepSeek-V3 (arXiv 2412.19437, section
+    3.2.3)."""
     recompute_layers: Count | None = None
     """Layers of each stage, its first ones, that recompute; all when absent."""
     recompute_again: bool = False

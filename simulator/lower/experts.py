@@ -3,9 +3,9 @@
 Each rank routes the tokens that it norms. Copies of them, one for each expert of a token, are
 ordered by expert, exchanged all to all over the ranks that hold the experts (expert parallelism:
 Lepikhin et al., 2020, arXiv 2006.16668), multiplied in one grouped product for all experts of a
-rank, exchanged back and summed with their weights, as Megatron-LM's `MoEAlltoAllTokenDispatcher`
-does. Where experts are divided too, their ranks gather each other's tokens before and scatter the
-sums of results after. Backward takes the same way.
+rank, weighted in the activation, exchanged back and summed, as Megatron-LM's
+`MoEAlltoAllTokenDispatcher` does. Where experts are divided too, their ranks gather each other's
+tokens before and scatter the sums of results after. Backward takes the same way.
 
 All ranks of a layer meet in these exchanges, so that the slowest counts: every rank is taken to
 have what the fullest one has, its rows in the products of experts and its bytes in the exchanges.
@@ -81,45 +81,59 @@ def copies(model: Model, routing: Routing) -> int:
 
 def experts(model: Model, x: Shapes) -> tuple[Operator, ...]:
     """Return the operators of a layer's experts, from the normed tokens to their sum."""
-    assert model.num_experts is not None
     assert model.moe_intermediate_size is not None
-    e, r, h = x.elements, x.routing, model.hidden_size
-    tokens, found = x.local_tokens, rows(model, x.routing, x.local_tokens)
-    size = float(tokens * h)
-    inner = model.moe_intermediate_size // r.etp
-    there = r.etp * found.fullest
-    shared = _shared(model, x)
-    up = (2 if model.gated_mlp else 1) * inner
-    whole = 2.0 * tokens * model.experts_per_token * h  # FLOPs that the model asks for
-    count = model.num_experts // r.ep
-
-    def product(name: str, inputs: int, outputs: int) -> Operator:
-        asked = whole * inputs * outputs / h * r.etp
-        return grouped(
-            name, e, experts=count, rows=there, inputs=inputs, outputs=outputs, asked=asked
-        )
-
-    exchanged = found.fullest * copies(model, r) / model.experts_per_token * h * e.activation
-    gathered = float(there * h * e.activation)
-    sorts = r.ep > 1 and count > 1
-    routed = (
-        _permutation("dispatch", e, before=size, after=found.sent * h, places=found.sent),
-        *_exchange("to experts", "all_to_all", "all_to_all", exchanged, "ep", r.ep, e),
-        *_exchange("gather", "all_gather", "reduce_scatter", gathered, "etp", r.etp, e),
-        *([_permutation("sort", e, before=there * h, after=there * h)] if sorts else []),
-        product("expert fc1", h, up),
-        op.activation(model.activation, e, size=there * inner, gated=model.gated_mlp),
-        product("expert fc2", inner, h),
-        *([_permutation("unsort", e, before=there * h, after=there * h)] if sorts else []),
-        *_exchange("scatter", "reduce_scatter", "all_gather", gathered, "etp", r.etp, e),
-        *_exchange("from experts", "all_to_all", "all_to_all", exchanged, "ep", r.ep, e),
-        _combination(e, size=size, copies=found.sent * h, places=found.sent, adds=bool(shared)),
-    )
-    waiting = e.activation * size
+    shared, routed = _shared(model, x), _routed(model, x)
+    waiting = x.elements.activation * float(x.local_tokens * model.hidden_size)
     if shared:  # its result waits for the experts', and in backward their gradient for its own
         routed = tuple(replace(o, forward_bytes=o.forward_bytes + waiting) for o in routed)
         shared = tuple(replace(o, backward_bytes=o.backward_bytes + waiting) for o in shared)
     return (_router(model, x), _routing(model, x), *shared, *routed)
+
+
+def _routed(model: Model, x: Shapes) -> tuple[Operator, ...]:
+    """Return the way of copies of tokens to experts and back.
+
+    In fp8 they go there as bytes, cast before, and so do the gradients of what comes back.
+    """
+    assert model.num_experts is not None
+    assert model.moe_intermediate_size is not None
+    e, r, h, tokens = x.elements, x.routing, model.hidden_size, x.local_tokens
+    found, per_token = rows(model, r, tokens), model.experts_per_token
+    here, there, size = found.sent * h, r.etp * found.fullest, float(tokens * h)
+    inner, count = model.moe_intermediate_size // r.etp, model.num_experts // r.ep
+    up = (2 if model.gated_mlp else 1) * inner
+    low = 1 / e.activation if e.cast and r.ep > 1 else 1.0
+    cast = per_token if low < 1 else 1
+
+    def product(name: str, inputs: int, outputs: int, divided: tuple[int, int]) -> Operator:
+        return grouped(
+            name, e, experts=count, rows=there, inputs=inputs, outputs=outputs,
+            asked=2.0 * tokens * per_token * r.etp * inputs * outputs, divided=divided,
+        )  # fmt: skip
+
+    exchanged = float(found.fullest * copies(model, r) / per_token * h * e.activation)
+    gathered = float(there * h * e.activation)
+    weighted = op.activation(model.activation, e, size=there * inner, gated=model.gated_mlp)
+    ways = [
+        _permutation("dispatch", e, before=size, after=here, places=found.sent, low=(low, 1)),
+        _exchange("to experts", exchanged, "ep", low=(low, 1)),
+        _gathering("gather", gathered, "etp", low),
+        _permutation("sort", e, before=there * h, after=there * h, low=(low, 1)),
+        product("expert fc1", h, up, (cast, 1)),
+        replace(weighted, kept_bytes=weighted.kept_bytes + FP32 * there),
+        product("expert fc2", inner, h, (1, cast)),
+        _permutation("unsort", e, before=there * h, after=there * h, low=(1, low)),
+        _scattering("scatter", gathered, "etp", low),
+        _exchange("from experts", exchanged, "ep", low=(1, low)),
+        _combination(
+            e, size=size, copies=here, adds=model.num_shared_experts > 0, low=low
+        ),
+    ]  # fmt: skip
+    absent = {
+        "to experts": r.ep == 1, "from experts": r.ep == 1, "gather": r.etp == 1,
+        "scatter": r.etp == 1, "sort": r.ep == 1 or count == 1, "unsort": r.ep == 1 or count == 1,
+    }  # fmt: skip
+    return tuple(o for o in ways if not absent.get(o.name))
 
 
 def _router(model: Model, x: Shapes) -> Operator:
@@ -169,44 +183,54 @@ def _shared(model: Model, x: Shapes) -> tuple[Operator, ...]:
 
 
 def _permutation(
-    name: str, e: Elements, *, before: float, after: float, places: float = 0.0
-) -> Operator:
-    """Copy rows into another order; backward sums the copies of a row. `places` are kept."""
+    name: str, e: Elements, *, before: float, after: float, places: float = 0.0,
+    low: tuple[float, float],
+) -> Operator:  # fmt: skip
+    """Copy rows into another order; backward sums the copies of a row. `places` are kept.
+
+    `low` are the shares of the bytes of an element that are moved forward and backward.
+    """
+    there, back = low
     return op.pointwise(
-        name, e, reads=before, writes=after, grad_reads=after, grad_writes=before,
-        kept_bytes=ROW * places, passing=(before + after, before + after), flops_per_element=0,
+        name, e, reads=there * before, writes=there * after, grad_reads=back * after,
+        grad_writes=back * before, kept_bytes=ROW * places,
+        passing=(there * (before + after), back * (before + after)), flops_per_element=0,
     )  # fmt: skip
 
 
-def _combination(e: Elements, *, size: float, copies: float, places: float, adds: bool) -> Operator:
-    """Sum the results of a token's experts by their weights, and the shared ones' result.
+def _combination(e: Elements, *, size: float, copies: float, adds: bool, low: float) -> Operator:
+    """Sum the results of a token's experts, and the shared ones' result.
 
-    The results and the weights are kept for each other's gradients.
+    They are weighted before, in the activation, as Megatron-LM does since its core 0.12: the
+    weights' gradients need nothing from here.
     """
     return op.pointwise(
         "combine", e, reads=copies + (size if adds else 0), writes=size,
-        grad_reads=size + copies, grad_writes=copies,
-        kept_bytes=e.activation * copies + FP32 * places, passing=(size, copies),
-        flops_per_element=2,
+        grad_reads=low * size, grad_writes=low * copies, kept_bytes=0.0,
+        passing=(size, low * copies),
     )  # fmt: skip
 
 
-def _exchange(
-    name: str, there: str, back: str, size: float, axis: str, degree: int, e: Elements
-) -> tuple[Operator, ...]:
-    """Return a collective over an axis, and the one in backward; none where it has one rank."""
-    if degree == 1:
-        return ()
+def _exchange(name: str, size: float, axis: str, low: tuple[float, float]) -> Operator:
+    """Return an all-to-all, and the one in backward; `low` are shares of `size`."""
+    there, back = (Along(Flow("all_to_all", size * share), axis) for share in low)
+    return Operator(name=name, forward=(there,), input_grad=(back,))
 
-    def one(flow: str) -> tuple[Part, ...]:
-        return (Along(Flow(flow, size), axis),)
 
-    return (Operator(name=name, forward=one(there), input_grad=one(back)),)
+def _gathering(name: str, size: float, axis: str, low: float) -> Operator:
+    gather, sums = Flow("all_gather", size * low), Flow("reduce_scatter", size)
+    return Operator(name=name, forward=(Along(gather, axis),), input_grad=(Along(sums, axis),))
+
+
+def _scattering(name: str, size: float, axis: str, low: float) -> Operator:
+    gather, sums = Flow("all_gather", size * low), Flow("reduce_scatter", size)
+    return Operator(name=name, forward=(Along(sums, axis),), input_grad=(Along(gather, axis),))
 
 
 def grouped(
-    name: str, e: Elements, *, experts: int, rows: float, inputs: int, outputs: int, asked: float
-) -> Operator:
+    name: str, e: Elements, *, experts: int, rows: float, inputs: int, outputs: int, asked: float,
+    divided: tuple[int, int] = (1, 1),
+) -> Operator:  # fmt: skip
     """Multiply rows of several experts, each with its own weight, in one kernel; keeps its input.
 
     Args:
@@ -217,6 +241,7 @@ def grouped(
         inputs: of one weight.
         outputs: of one weight.
         asked: FLOPs by the MFU convention, whatever is dropped, padded or uneven.
+        divided: those of `quantised.in_fp8`: copies that one cast serves.
     """
     m, weights = max(1, math.ceil(rows / experts)), float(experts * inputs * outputs)
     moved, flops = e.activation * rows * (inputs + outputs), 2.0 * rows * inputs * outputs
@@ -246,4 +271,4 @@ def grouped(
         model_flops=asked,
         expert=True,
     )
-    return in_fp8(o, e) if e.cast else o
+    return in_fp8(o, e, divided=divided) if e.cast else o

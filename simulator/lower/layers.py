@@ -24,7 +24,7 @@ from simulator.lower.latent import latent_heads
 from simulator.lower.operators import Operator
 from simulator.lower.parallel import closed, entrance, leaving, linear, norm, opened, parallel
 from simulator.lower.quantised import weights_cast_in_forward
-from simulator.lower.recompute import Sizes, by_operator
+from simulator.lower.recompute import Sizes, by_operator, lightly
 from simulator.lower.resnet import resnet
 from simulator.lower.shapes import IMAGE_SIZE, Routing, Shapes, shapes
 from simulator.program import Flow, Kernel
@@ -221,23 +221,26 @@ def recomputed_flops_per_token(s: Scenario) -> float:
     limit = s.plan.recompute_layers
     counts = s.layers_per_stage
     flops = sum(
-        len(run) * sum(_again(o, mode) for o in layer.operators)
+        len(run) * _again(layer, mode)
         for first, count in zip(accumulate((0, *counts)), counts, strict=False)
         for layer, run in parts.runs(
             range(first, first + (count if limit is None else min(limit, count)))
         )
     )
     if limit is None:
-        flops += sum(_again(o, mode) for block in parts.further[::2] for o in block.operators)
+        flops += sum(_again(block, mode) for block in parts.further[::2])
     return flops * x.tp / x.tokens
 
 
-def _again(o: Operator, mode: str) -> float:
-    """Return the forward matrix FLOPs of an operator of a layer that backward computes again."""
-    if mode == "selective-op":
-        products = [p for p in o.again if isinstance(p, Kernel) and p.matmul is not None]
-        return sum(p.flops for p in products)
-    return o.model_flops if mode == "full" or o.core_input_bytes is not None else 0.0
+def _again(layer: Block, mode: str) -> float:
+    """Return the forward matrix FLOPs of a layer that backward computes again."""
+    if mode in ("selective-op", "light"):
+        operators = lightly(layer.operators) if mode == "light" else layer.operators
+        parts = [p for o in operators for p in o.again]
+        return sum(p.flops for p in parts if isinstance(p, Kernel) and p.matmul is not None)
+    return sum(
+        o.model_flops for o in layer.operators if mode == "full" or o.core_input_bytes is not None
+    )
 
 
 def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:

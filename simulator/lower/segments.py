@@ -192,9 +192,11 @@ def recomputing(block: Block, detail: str, holding: Holding) -> tuple[list[Segme
     What is not saved comes alive as backward begins to run it again (`recompute`).
     """
     more = block.kept_bytes - sum(o.saved_bytes for o in block.operators)
+    runs = (any(isinstance(part, Kernel) for part in o.again) for o in block.operators)
+    begin = next((i for i, runs_again in enumerate(runs) if runs_again), None)
     again = RECOMPUTE._replace(parts=lambda o: o.again)
     saved = holding._replace(kept=lambda _index, o: o.saved_bytes)
-    regained = holding._replace(kept=lambda index, _o: 0.0 if index else more)
+    regained = holding._replace(kept=lambda index, _o: more if index == begin else 0.0)
     return segments(block, FORWARD, detail, saved), segments(block, again, detail, regained)
 
 
