@@ -1,8 +1,6 @@
-"""Action lists: against torch's own, and what is said about wrong ones."""
+"""Action lists, and what is said about wrong ones."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -19,136 +17,9 @@ from simulator.schedules import (
     parse_grid,
 )
 
-GOLDEN = Path(__file__).parent / "golden"
-TORCH = {
-    "GPipe": "torch_gpipe.txt",
-    "1F1B": "torch_1f1b.txt",
-    "Interleaved1F1B": "torch_interleaved.txt",
-}
-
-
-def recorded(name: str) -> dict[tuple[int, ...], list[list[str]]]:
-    """Read the recorded lists by (ranks, microbatches), or (ranks, microbatches, chunks)."""
-    out: dict[tuple[int, ...], list[list[str]]] = {}
-    rows: list[list[str]] = []
-    for line in (GOLDEN / TORCH[name]).read_text().splitlines():
-        if line.startswith("p="):
-            rows = out[tuple(int(part[2:]) for part in line.split())] = []
-        elif line.startswith("rank"):
-            rows.append(line.partition(":")[2].split())
-    return out
-
-
-def renumbered(row: list[str]) -> list[str]:
-    """Number forwards from zero."""
-    return [
-        str(a._replace(microbatch=a.microbatch - 1)) if a.kind == "F" else str(a)
-        for a in map(Action.parse, row)
-    ]
-
-
-def ours(name: str, stages: int, microbatches: int) -> list[list[str]]:
-    rows = add_reduce_grad(actions_of(name, stages, microbatches))
-    return [[str(a) for a in row] for row in rows]
-
-
-def interleaved(ranks: int, microbatches: int, chunks: int) -> list[list[str]]:
-    """Return our interleaved lists as torch gives its own: without REDUCE_GRAD."""
-    rows = actions_of("Interleaved1F1B", ranks, microbatches, chunks)
-    return [[str(a) for a in row] for row in rows]
-
 
 def lists(*rows: str) -> tuple[tuple[Action, ...], ...]:
     return tuple(tuple(map(Action.parse, row.split())) for row in rows)
-
-
-# 8 stage counts x 9 microbatch counts; torch's 1F1B needs m >= p, which leaves 9+8+7+6+5+4+4+3 = 46
-# (of m in 1, 2, 3, 4, 5, 7, 8, 12, 16: p=6 and p=7 both leave 7, 8, 12, 16). Interleaved: 5 rank
-# counts x 8 x 2 chunk counts and one more, but m=5 on p=2 and m=10 on p=3, which it refuses.
-@pytest.mark.parametrize(
-    ("name", "sizes"), [("GPipe", 72), ("1F1B", 46), ("Interleaved1F1B", 81 - 4)]
-)
-def test_the_recording_of_torch_covers_the_grid(name: str, sizes: int) -> None:
-    assert len(recorded(name)) == sizes
-
-
-def test_gpipe_lists_equal_those_recorded_from_torch() -> None:
-    for (p, m), rows in recorded("GPipe").items():
-        assert ours("GPipe", p, m) == rows, (p, m)
-
-
-# torch 2.13 numbers the forwards of the last stage 1..m (its counter starts at 0 and is raised
-# before the first use when there is no warm-up); every other stage counts 0..m-1.
-def test_1f1b_lists_equal_those_recorded_from_torch_but_for_its_numbering_of_the_last_stage() -> (
-    None
-):
-    for (p, m), rows in recorded("1F1B").items():
-        assert ours("1F1B", p, m) == [*rows[:-1], renumbered(rows[-1])], (p, m)
-
-
-def test_interleaved_lists_equal_those_recorded_from_torch() -> None:
-    for (p, m, v), rows in recorded("Interleaved1F1B").items():
-        assert interleaved(p, m, v) == rows, (p, m, v)
-
-
-def test_torch_really_numbers_the_last_stage_of_1f1b_from_one() -> None:
-    for (p, m), rows in recorded("1F1B").items():
-        forwards = [cell for cell in rows[-1] if "F" in cell]
-        assert forwards == [f"{p - 1}F{i}" for i in range(1, m + 1)]
-
-
-@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
-@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (3, 5), (4, 4), (6, 11)])
-def test_lists_equal_those_of_the_installed_torch(
-    name: str, stages: int, microbatches: int
-) -> None:
-    pytest.importorskip("torch")
-    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
-
-    theirs = [
-        [str(a) for a in row if a is not None]
-        for row in get_schedule_ops(name, stages, microbatches)
-    ]
-    if name == "1F1B" and f"{stages - 1}F{microbatches}" in theirs[-1]:
-        theirs[-1] = renumbered(theirs[-1])
-    assert ours(name, stages, microbatches) == theirs
-
-
-def torchs_interleaved(*size: int, **options: bool) -> list[list[str]] | None:
-    """Return the installed torch's lists of (ranks, microbatches, chunks), None if it refuses."""
-    visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
-    try:
-        rows = visualizer.get_schedule_ops("Interleaved1F1B", *size, **options)
-    except ValueError:
-        return None
-    return [[str(a) for a in row if a is not None] for row in rows]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("chunks", [2, 3, 4])
-def test_interleaved_lists_equal_those_of_the_installed_torch_or_both_refuse(
-    ranks: int, chunks: int
-) -> None:
-    for m in range(1, 2 * ranks + 4):
-        theirs = torchs_interleaved(ranks, m, chunks)
-        if theirs is None:
-            with pytest.raises(DescriptionError, match=f"takes {m} microbatches"):
-                interleaved(ranks, m, chunks)
-        else:
-            assert interleaved(ranks, m, chunks) == theirs
-
-
-# torch places the receives itself, and UNSHARD and RESHARD of FSDP, which do nothing here.
-@pytest.mark.parametrize(("ranks", "m", "chunks"), [(2, 4, 2), (3, 3, 3), (4, 6, 2), (5, 10, 3)])
-def test_interleaved_lists_with_the_messages_of_torch_take_as_long_as_with_ours(
-    ranks: int, m: int, chunks: int
-) -> None:
-    theirs = torchs_interleaved(ranks, m, chunks, with_comms=True)
-    assert theirs is not None
-    rows = [[cell for cell in row if "SHARD" not in cell] for row in theirs]
-    times = {"forward": 1.0, "backward": 2.0, "latency": 0.25}
-    ours = sim.simulate_schedule(actions_of("Interleaved1F1B", ranks, m, chunks), **times)
-    assert sim.simulate_schedule(rows, **times).step_time_s == ours.step_time_s
 
 
 # P=2, M=2, v=2 by hand: rank 0 holds stages 0 and 2, rank 1 stages 1 and 3. Warm-up 2(1-r) + 2:

@@ -21,14 +21,14 @@ def schedule_contradictions(
             "plan.post_validation: true has no effect without a pipeline that waits for a norm or "
             "an overflow; set run.clip_grad = true, or leave it out"
         )
-    asked = (
-        plan.zero > 1, plan.offload_activations, plan.num_servers, plan.recompute_again,
-    )  # fmt: skip
-    if not any(asked):
-        return
     found = layout_of(
         schedule_of(plan.schedule), plan.pp, microbatches, plan.chunks, plan.microbatch_group
     )
+    if found.updates:
+        yield (
+            f"plan.schedule {plan.schedule} updates weights after every microbatch, which is not "
+            "modelled with devices and models; `trainsim show schedule` draws it"
+        )
     if plan.recompute_again and (plan.recompute != "full" or not found.splits):
         yield (
             "plan.recompute_again: true is for plan.recompute 'full' and a schedule that splits "
@@ -37,8 +37,8 @@ def schedule_contradictions(
     traits = _traits(found)
     if traits and plan.zero > 1 and plan.shards > 1:
         yield (
-            f"plan.zero {plan.zero} with plan.schedule {plan.schedule}, which {traits}: when weights "
-            "are gathered and gradients sharded is not modelled; set plan.zero = 1 or 0"
+            f"plan.zero {plan.zero} with plan.schedule {plan.schedule}, which {traits}: when "
+            "weights are gathered and gradients sharded is not modelled; set plan.zero = 1 or 0"
         )
     if traits and plan.offload_activations:
         yield (

@@ -10,6 +10,7 @@ import numpy as np
 from simulator.budget import require
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
+from simulator.errors import DeadlockError
 from simulator.lower import blocking, clipping, offload, sharding
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
@@ -71,7 +72,18 @@ def lower(s: Scenario) -> Program:
     if (several and (s.run.clip_grad or s.run.scales_loss)) or sharding.sums_experts(s):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
-    return check(replicate(steps, Mesh.of(s.plan), costs, static))
+    try:
+        return check(replicate(steps, Mesh.of(s.plan), costs, static))
+    except DeadlockError as error:
+        if s.plan.p2p_overlap:
+            raise
+        raise DeadlockError(f"{error}\n{BLOCKED}") from None
+
+
+BLOCKED = (
+    "with plan.p2p_overlap = false a rank computes on when all that it sends has been received, "
+    "and receives when it has computed; plan.p2p_overlap = true posts receives ahead"
+)
 
 
 @lru_cache(maxsize=256)

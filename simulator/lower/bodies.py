@@ -256,9 +256,7 @@ def _shift(bodies: StageBodies, layers: int) -> StageBodies:
         if b is not None and id(b) not in made:
             layer = np.where(b.layer == NONE, b.layer, b.layer + layers).astype(np.int32)
             made[id(b)] = replace(b, layer=layer)
-    return bodies._replace(
-        **{name: made.get(id(b)) for name, b in bodies._asdict().items()}
-    )  # fmt: skip
+    return StageBodies._make(made.get(id(b)) for b in bodies)
 
 
 def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> StageBodies:

@@ -59,7 +59,7 @@ class Template:
     """(joint ops, 2): the pipeline ranks that a joint op joins, the same twice where it is one."""
     streams: tuple[str, ...]
     num_ranks: int
-    listed: Int32
+    listed: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
     """Number in its step's lists of the action that each op comes from, of a pair the first."""
     more: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     """(pairs, 2): an op, and another one that it waits for."""
@@ -299,7 +299,9 @@ def _meetings(
     rank = grid.rank[action].astype(np.int64)
     holders, stages = grid.places
     count = np.bincount(stages, minlength=grid.num_stages)
-    summed = np.flatnonzero(np.isin(scope, ACROSS_COPIES) & (count[grid.stage[action]] > 1))
+    summed = np.zeros(0, np.int64)
+    if count.max(initial=0) > 1:
+        summed = np.flatnonzero(np.isin(scope, ACROSS_COPIES) & (count[grid.stage[action]] > 1))
     if not len(summed):
         return slice(None), np.stack([rank, rank], axis=1), np.arange(len(action))
     if count.max() > 2:
@@ -309,7 +311,7 @@ def _meetings(
         )
     key = np.arange(len(action))
     place, of = grid.place[action[summed]], scope[summed]
-    order = np.lexsort([of, place])
+    order = np.lexsort((of, place))
     lane = place[order] * len(SCOPES) + of[order]
     turn = np.empty(len(summed), np.int64)
     turn[order] = np.arange(len(order)) - np.searchsorted(lane, lane)

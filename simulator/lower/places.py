@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from simulator.describe.scenario import Scenario
+from simulator.lower.latest import for_latest
 from simulator.schedules import schedule_of
 from simulator.schedules.layout import Layout, layout_of
 
 
+@for_latest
 def layout(s: Scenario) -> Layout:
     """Return which stages each pipeline rank of a scenario holds."""
     plan = s.plan

@@ -18,6 +18,7 @@ from simulator.schedules.action import (
 )
 from simulator.schedules.basic import gpipe, interleaved_1f1b, naive, one_f_one_b
 from simulator.schedules.check import check_actions
+from simulator.schedules.formulas import Case, Formula
 from simulator.schedules.passes import (
     add_optimizer,
     add_reduce_grad,
@@ -43,6 +44,8 @@ __all__ = [
     "SCHEDULES",
     "Action",
     "Actions",
+    "Case",
+    "Formula",
     "Schedule",
     "Times",
     "actions_of",

@@ -18,6 +18,8 @@ class Layout(NamedTuple):
     """Whether some backward is cut into the gradient of the input and that of the weights."""
     pairs: bool
     """Whether some forward runs together with a backward."""
+    updates: bool
+    """Whether weights are updated after every microbatch."""
 
     @property
     def copies(self) -> int:
@@ -46,4 +48,5 @@ def layout_of(
         stages=stages_of_ranks(actions),
         splits=any(kind in ("I", "W") for kind, _ in kinds),
         pairs=any(paired for _, paired in kinds),
+        updates=("OPT", False) in kinds,
     )

@@ -24,6 +24,7 @@ from simulator.schedules.formulas import DRAINED, Bubble, Kept, by_rank
 from simulator.schedules.two_passes import (
     dual_pipe,
     dual_pipe_complaint,
+    dual_pipe_is_exact,
     dual_pipe_v,
     dual_pipe_v_complaint,
     zbv_zero_bubble,
@@ -150,8 +151,8 @@ SCHEDULES: dict[str, Schedule] = {
         bubble=Bubble(
             "(p/2-1)(F&B+B-3W)",
             lambda c: (c.p / 2 - 1) * (c.pair + c.b - 3 * c.w),
-            "F = I",
-            lambda c: c.f == c.i,
+            "F = I >= W and B <= F&B <= F+B",
+            dual_pipe_is_exact,
         ),
         kept=by_rank("p+1", lambda c, r: c.p + 1),
     ),
@@ -162,8 +163,8 @@ SCHEDULES: dict[str, Schedule] = {
         bubble=Bubble(
             "(p-1)(F&B+B-3W)",
             lambda c: (c.p - 1) * (c.pair + c.b - 3 * c.w),
-            "F = I",
-            lambda c: c.f == c.i,
+            "F = I >= W and B <= F&B <= F+B",
+            dual_pipe_is_exact,
         ),
         kept=by_rank("2p+1", lambda c, r: 2 * c.p + 1),
     ),
@@ -193,6 +194,8 @@ def schedule_name(name: str) -> str:
     Raises:
         DescriptionError: when there is none.
     """
+    if name in SCHEDULES:
+        return name
     by_lower = {known.lower(): known for known in SCHEDULES}
     if name.lower() not in by_lower:
         raise DescriptionError(
