@@ -19,6 +19,7 @@ from simulator.lower.sharding import is_gathering
 from simulator.lower.trainable import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
+from simulator.report.context import context_assumptions
 from simulator.report.offload import host_memory, offload_assumptions, offloads
 from simulator.report.samples import model_assumptions
 from simulator.report.schedule import schedule_assumptions
@@ -264,6 +265,7 @@ def assumptions(s: Scenario) -> list[str]:
         out.append(_beside_communication(s.run.overlap_slowdown))
     if plan.tp > 1:
         out.append(TP_OVERLAP[plan.tp_overlap])
+    out += context_assumptions(s)
     if is_summed(s):
         how = "all-reduced"
         if plan.num_servers:
