@@ -63,6 +63,9 @@ class Run:
     """From what the scale of a tensor is found, in fp8: `delayed` from the largest values of
     earlier steps, found as the tensor is cast; `current` from its own, for which it is read once
     more (torchao's tensorwise recipe), unless `compiled`: found as the tensor is written."""
+    fp8_kept: bool = False
+    """In fp8, keep the inputs of layers' activation functions in it too (DeepSeek-V3, section
+    3.3.3): half the bytes, which forward writes beside its result."""
     compiled: bool = False
     """Whether each layer is compiled (torch.compile): the sum of the residual stream and the norm
     that follows it in the layer are one kernel, so that what lies between is not read again; a

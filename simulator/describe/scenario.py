@@ -115,6 +115,8 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             "plan.recompute 'selective-op' saves the result of fused attention, and run.attention "
             '\'unfused\' has none; set run.attention = "flash" or plan.recompute = "selective"'
         )
+    if run.fp8_kept and run.precision != "fp8":
+        yield f"run.fp8_kept is for run.precision 'fp8', not {run.precision!r}"
     if run.fp8_scaling != "delayed" and run.precision != "fp8":
         yield (
             f"run.fp8_scaling {run.fp8_scaling!r} is for run.precision 'fp8', not {run.precision!r}"

@@ -117,6 +117,7 @@ def _casting(e: op.Elements, s: Scenario) -> op.Elements:
     return replace(
         e,
         cast=reads * e.activation + 1,
+        keeps_low=s.run.fp8_kept,
         transposed=int(s.cluster.node.device.architecture != "blackwell"),
         cast_weights=s.plan.zero == 3 and s.plan.shards > 1,
     )
