@@ -93,7 +93,8 @@ def _recompute(s: Scenario) -> Iterator[Settings]:
 
 
 KEEPS_LESS = {
-    "none": ("selective", "full"), "selective": ("full",), "selective-op": ("full",), "full": (),
+    "none": ("selective", "full"), "light": ("full",), "selective": ("full",),
+    "selective-op": ("full",), "full": (),
 }  # fmt: skip
 """Ways to recompute that keep less than each, those that keep most first."""
 
