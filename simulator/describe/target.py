@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from simulator.describe.plan import Plan
 from simulator.describe.run import Run
 from simulator.errors import DescriptionError
-from simulator.schedules.table import SCHEDULES, schedule_of
+from simulator.schedules.rows import SCHEDULES
+from simulator.schedules.table import schedule_of
 from simulator.schedules.times import Target
 
 

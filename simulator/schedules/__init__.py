@@ -27,10 +27,9 @@ from simulator.schedules.passes import (
     homes,
     stages_of_ranks,
 )
+from simulator.schedules.rows import BUBBLE_FRACTION, SCHEDULES
+from simulator.schedules.schedule import Schedule
 from simulator.schedules.table import (
-    BUBBLE_FRACTION,
-    SCHEDULES,
-    Schedule,
     actions_of,
     copies_of,
     lists_of,
@@ -39,6 +38,8 @@ from simulator.schedules.table import (
     size_complaint,
 )
 from simulator.schedules.times import Pace, Target, Times, pace
+from simulator.schedules.torch_csv import add_messages_as_torch, read_csv, write_csv
+from simulator.schedules.user import is_file, register_schedule
 
 __all__ = [
     "BUBBLE_FRACTION",
@@ -52,6 +53,7 @@ __all__ = [
     "Target",
     "Times",
     "actions_of",
+    "add_messages_as_torch",
     "add_optimizer",
     "add_reduce_grad",
     "add_send_recv",
@@ -64,6 +66,7 @@ __all__ = [
     "grid",
     "homes",
     "interleaved_1f1b",
+    "is_file",
     "lists_of",
     "naive",
     "one_f_one_b",
@@ -71,8 +74,11 @@ __all__ = [
     "parse_cell",
     "parse_grid",
     "read_actions",
+    "read_csv",
+    "register_schedule",
     "schedule_name",
     "schedule_of",
     "size_complaint",
     "stages_of_ranks",
+    "write_csv",
 ]

@@ -8,7 +8,7 @@ their order, as NCCL matches them; receives are posted ahead of computation.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -115,18 +115,7 @@ class _DryRun:
 
     def needs(self, action: Action) -> Iterator[Action]:
         """Yield what a computation waits for, beside what comes before it on its rank."""
-        stage, kind, m, _ = action
-        step, receive = {"F": (-1, "RECV_F"), "B": (1, "RECV_B"), "I": (1, "RECV_B")}.get(
-            kind, (0, "")
-        )
-        source = self.home.get((stage + step, m))
-        if not step or source is None:
-            return
-        if self.has_messages and source != self.home[stage, m]:
-            yield Action(stage, receive, m)
-        else:
-            given = "F" if kind == "F" else self.backward.get((stage + step, m), "B")
-            yield Action(stage + step, given, m)
+        return needs(action, self.home, self.backward, messages=self.has_messages)
 
     @property
     def stuck(self) -> bool:
@@ -200,6 +189,33 @@ class _DryRun:
     def _where(self, waiter: Action, blocker: Action) -> str:
         rank = self.place[blocker].rank
         return "" if rank == self.place[waiter].rank else f" on rank {rank}"
+
+
+def needs(
+    action: Action, home: Mapping[tuple[int, int], int], backward: Mapping[tuple[int, int], str],
+    *, messages: bool,
+) -> Iterator[Action]:  # fmt: skip
+    """Yield what a computation waits for, beside what comes before it on its rank.
+
+    Args:
+        action: what waits.
+        home: rank by stage and microbatch.
+        backward: whether it is B or I, by stage and microbatch.
+        messages: whether other ranks' results come by receives; else they are there when computed.
+    """
+    stage, kind, m, _ = action
+    step, receive = _INPUT.get(kind, (0, ""))
+    source = home.get((stage + step, m))
+    if not step or source is None:
+        return
+    if messages and source != home[stage, m]:
+        yield Action(stage, receive, m)
+    else:
+        yield Action(stage + step, "F" if kind == "F" else backward[stage + step, m], m)
+
+
+_INPUT = {"F": (-1, "RECV_F"), "B": (1, "RECV_B"), "I": (1, "RECV_B")}
+"""How many stages further the input of a computation is made, and the message that brings it."""
 
 
 def other_side(message: Action) -> Action:

@@ -6,7 +6,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from simulator.schedules.passes import stages_of_ranks
-from simulator.schedules.table import Schedule, lists_of
+from simulator.schedules.schedule import Schedule
+from simulator.schedules.table import lists_of
 from simulator.schedules.times import Target
 
 
