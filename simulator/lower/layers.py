@@ -20,6 +20,7 @@ from simulator.lower import operators as op
 from simulator.lower.attention import ATTENTION, Heads
 from simulator.lower.latest import for_latest
 from simulator.lower.operators import Operator
+from simulator.lower.places import layout
 from simulator.lower.quantised import gathered_in_fp8, in_fp8, weights_cast_in_forward
 from simulator.lower.recompute import Sizes, by_operator
 from simulator.lower.resnet import resnet
@@ -125,7 +126,8 @@ def shapes(s: Scenario) -> Shapes:
     """Return what the operators of a scenario depend on."""
     p = s.precision
     accumulation = "fused" if s.run.fused_accumulation else "separate"
-    if s.num_microbatches == 1 or (s.plan.zero > 1 and s.plan.shards > 1):
+    alone = s.num_microbatches == 1 or layout(s).updates
+    if alone or (s.plan.zero > 1 and s.plan.shards > 1):
         accumulation = "none"  # shards are added, which takes next to nothing
     return Shapes(
         microbatch_size=s.plan.microbatch_size,

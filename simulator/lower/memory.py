@@ -139,16 +139,19 @@ def host_bytes_per_parameter(s: Scenario) -> float:
 def rank_memory(s: Scenario) -> list[StaticMemory]:
     """Return what every rank of a pipeline holds all the time: its stages, and one set of buffers.
 
-    A stage that lies on two ranks is held in full by both.
+    A stage that lies on two ranks is held in full by both. Where weights are updated after every
+    microbatch, each one in flight has the version that its forward used.
     """
     every = static_memory(s)
 
-    def of_rank(stages: tuple[int, ...]) -> StaticMemory:
+    def of_rank(stages: tuple[int, ...], versions: int) -> StaticMemory:
         held = [every[stage] for stage in stages]
         total = {f.name: sum(getattr(one, f.name) for one in held) for f in fields(StaticMemory)}
-        return StaticMemory(**total | {"buffers": held[0].buffers})
+        total |= {"buffers": held[0].buffers, "weights": versions * total["weights"]}
+        return StaticMemory(**total)
 
-    return [of_rank(stages) for stages in layout(s).stages]
+    found = layout(s)
+    return list(map(of_rank, found.stages, found.versions))
 
 
 def static_memory(s: Scenario) -> list[StaticMemory]:
