@@ -18,6 +18,7 @@ from simulator.schedules import (
     actions_of,
     check_actions,
     check_progress,
+    is_file,
     read_actions,
     schedule_name,
     schedule_of,
@@ -69,6 +70,7 @@ def simulate_schedule(
     stages: int | None = None,
     microbatches: int | None = None,
     chunks: int | None = None,
+    microbatch_group: int | None = None,
     forward: float = 1.0,
     backward: float = 2.0,
     input_grad: float | None = None,
@@ -79,11 +81,13 @@ def simulate_schedule(
     """Run a schedule whose stages all take the same stated times.
 
     Args:
-        schedule: a registered name with `stages` and `microbatches`, or action lists by rank.
+        schedule: a registered name with `stages` and `microbatches`, the path of a CSV file of one
+            size, or action lists by rank.
         stages: pipeline stages, for a name; with `chunks`, pipeline ranks of that many stages each.
         microbatches: microbatches of one step, for a name.
         chunks: stages of each rank, for the name of a schedule that takes several; the fewest that
             it takes when absent.
+        microbatch_group: microbatches of a round, for the name of a schedule that goes in rounds.
         forward: seconds of a forward of one microbatch on one stage, on all `chunks` of a rank
             together; so a schedule with chunks has the work of one without.
         backward: seconds of its backward, likewise.
@@ -104,14 +108,23 @@ def simulate_schedule(
         if not problems and seconds is not None and not 0 <= seconds <= most:
             least = f"at most backward {backward:g}" if name == "input_grad" else "not below 0"
             problems.append(f"{name} {seconds!r} must be at least 0 and {least}")
+    if isinstance(schedule, str) and is_file(schedule):
+        size = schedule_of(schedule).size
+        assert size is not None  # of a file
+        stages, microbatches = stages or size[0], microbatches or size[1]
     counts = [("stages", stages), ("microbatches", microbatches)]
-    if chunks is not None:
-        counts.append(("chunks", chunks))
+    for name, given in (("chunks", chunks), ("microbatch_group", microbatch_group)):
+        if given is not None:
+            counts.append((name, given))
     for name, count in counts:
         if isinstance(schedule, str) and (type(count) is not int or count < 1):
             problems.append(f"{name} {count!r} must be a whole number and at least 1")
     if not isinstance(schedule, str) and chunks not in (None, 1):
         problems.append(f"chunks {chunks!r} is for the name of a schedule; lists hold their stages")
+    if not isinstance(schedule, str) and microbatch_group is not None:
+        problems.append(
+            f"microbatch_group {microbatch_group!r} is for the name of a schedule with rounds"
+        )
     if problems:
         raise DescriptionError(problems)
     notes: tuple[str, ...] = ()
@@ -122,7 +135,7 @@ def simulate_schedule(
         known = schedule_of(schedule)
         chunks = chunks or known.chunks[0]
         notes = pipeline_notes(schedule, stages, microbatches, chunks)
-        schedule = actions_of(schedule, stages, microbatches, chunks)
+        schedule = actions_of(schedule, stages, microbatches, chunks, group=microbatch_group)
         stages_of_rank = chunks / known.copies
     else:
         schedule = read_actions(schedule)

@@ -120,7 +120,8 @@ def test_the_public_names_are_these():
     assert sorted(simulator.__all__) == [
         "Cluster", "DeadlockError", "DescriptionError", "Device", "Link", "Model", "Nic", "Node",
         "Plan", "Program", "ProgramError", "Result", "Run", "Scenario", "ScheduleError",
-        "Timeline", "TrainsimError", "load", "simulate", "simulate_schedule",
+        "Timeline", "TrainsimError", "load", "register_schedule", "simulate",
+        "simulate_schedule",
     ]  # fmt: skip
 
 

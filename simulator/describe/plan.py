@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from simulator.describe.fields import Bytes, Count, Natural, Probability, Range, validate
+from simulator.describe.fields import Bytes, Count, Natural, OrFile, Probability, Range, validate
 from simulator.describe.stages import cut_problems
 from simulator.describe.timing import ScheduleTimes
 from simulator.errors import DescriptionError
@@ -44,8 +44,9 @@ class Plan:
     etp: Count = 1
     """Expert-tensor-parallel degree: ranks that divide each expert (Megatron-LM's
     --expert-tensor-parallel-size)."""
-    schedule: str = "1F1B"
-    """Pipeline schedule, a name that `trainsim show schedule` lists."""
+    schedule: Annotated[str, OrFile(".csv")] = "1F1B"
+    """Pipeline schedule, a name that `trainsim show schedule` lists, or a CSV file of action lists
+    as torch.distributed.pipelining writes them, compute only or with communication."""
     chunks: Count = 1
     """Stages of each pipeline rank (Megatron-LM's virtual pipeline); the schedule says which: stage
     s lies on rank s % pp of the looped ones, as Interleaved1F1B."""
