@@ -55,6 +55,14 @@ def test_engines_agree_on_every_shipped_scenario(name: str) -> None:
     alike_however_it_runs(resolved(load(name, few)))
 
 
+def contexts(data: st.DataObject, cp: int, heads: int) -> dict[str, Any]:
+    """Draw how cp ranks divide sequences; heads are swapped where there are enough."""
+    styles = ["ring", "all_gather", *(["all_to_all"] if heads % cp == 0 else [])]
+    style = data.draw(st.sampled_from(styles))
+    balances = ["zigzag"] if style == "all_to_all" else ["zigzag", "contiguous"]
+    return {"cp": cp, "cp_style": style, "cp_balance": data.draw(st.sampled_from(balances))}
+
+
 @settings(max_examples=90, deadline=None)
 @given(data=st.data())
 def test_engines_agree_on_random_plans(
@@ -62,7 +70,8 @@ def test_engines_agree_on_random_plans(
 ) -> None:
     dp, tp, pp = (data.draw(st.integers(1, 4)), data.draw(st.sampled_from([1, 2, 4])),
                   data.draw(st.integers(1, 4)))  # fmt: skip
-    world = dp * tp * pp
+    cp = data.draw(st.sampled_from([1, 1, 2, 4]))
+    world = dp * tp * pp * cp
     assume(world <= 24)
     model = data.draw(st.sampled_from([gpt, llama] if tp < 4 else [gpt]))
     nodes = data.draw(st.sampled_from([n for n in range(1, world + 1) if world % n == 0]))
@@ -70,9 +79,10 @@ def test_engines_agree_on_random_plans(
     plan = {
         "dp": dp, "tp": tp, "pp": pp, "microbatch_size": size,
         "schedule": data.draw(st.sampled_from(["naive", "GPipe", "1F1B"])),
-        "order": tuple(data.draw(st.permutations(["dp", "pp", "tp"]))),
+        "order": tuple(data.draw(st.permutations(["dp", "pp", "cp", "tp"]))),
         "recompute": data.draw(st.sampled_from(["none", "full"])),
         "bucket_size": data.draw(st.sampled_from([1.0, 1e5, 25e6])),
+        **(contexts(data, cp, model.num_key_value_heads // tp) if cp > 1 else {}),
     }  # fmt: skip
     alike_however_it_runs(
         scenario_of(

@@ -15,7 +15,6 @@ from simulator.lower import blocking, clipping, offload, sharding
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.grid import Grid, to_grid
-from simulator.lower.layers import shapes
 from simulator.lower.memory import more_buffer_bytes, rank_memory
 from simulator.lower.mesh import Mesh
 from simulator.lower.pairs import pair_takes
@@ -23,6 +22,7 @@ from simulator.lower.pipeline import expand, repeat_steps, without_flush
 from simulator.lower.places import layout, microbatches_begun
 from simulator.lower.replicate import replicate
 from simulator.lower.segments import COMPUTE, Segment
+from simulator.lower.shapes import shapes
 from simulator.lower.staleness import CLOCK, bound_staleness
 from simulator.lower.trainable import first_trained_stage, without_backward
 from simulator.program import Cost, Flow, Memory, Program, Work
@@ -76,7 +76,7 @@ def lower(s: Scenario) -> Program:
     if not s.plan.grad_overlap:
         more.append(blocking.gradients(steps))
     several = any(len(stages) > 1 for stages in found.stages)
-    if several and (s.run.clip_grad or s.run.scales_loss):
+    if (several and (s.run.clip_grad or s.run.scales_loss)) or sharding.sums_experts(s):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
     program = replicate(steps, Mesh.of(s.plan), costs, static)
