@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 from simulator.cuts import resolved
 from simulator.describe.scenario import Scenario
@@ -136,13 +137,14 @@ def simulate_schedule(
         raise DescriptionError(problems)
     first = backward / 2 if input_grad is None else input_grad
     notes: tuple[str, ...] = ()
-    stages_of_rank = 1.0
+    stages_of_rank, title = 1.0, "schedule"
     if isinstance(schedule, str):
         assert stages is not None  # checked above
         assert microbatches is not None
         known = schedule_of(schedule)
         chunks = chunks or known.chunks[0]
         notes = pipeline_notes(schedule, stages, microbatches, chunks)
+        title = Path(schedule).name if is_file(schedule) else schedule_name(schedule)
         target = stated_target(schedule, Times(forward, first, backward - first, latency), memory)
         schedule = actions_of(
             schedule, stages, microbatches, chunks, group=microbatch_group, target=target
@@ -161,7 +163,8 @@ def simulate_schedule(
         pair=None if pair is None else pair / stages_of_rank,
         latency=latency,
     )
-    return Result(program, run(program, price(program), engine), None, notes)
+    timeline = run(program, price(program), engine)
+    return Result(program, timeline, None, notes, actions=schedule, title=title)
 
 
 def stated_target(schedule: str, times: Times, memory: float | None) -> Target | None:

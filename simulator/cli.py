@@ -174,7 +174,8 @@ def show_schedule(
     forms = forms_text(result, name, (stages, microbatches, chunks), times) if not group else ""
     click.echo(f"{result}{forms}")
     if csv_path:
-        actions = schedules.actions_of(name, stages, microbatches, chunks, group=group)
+        actions = result.actions
+        assert actions is not None  # of a bare schedule
         if comms:
             actions = schedules.add_messages_as_torch(schedules.add_reduce_grad(actions))
         schedules.write_csv(actions, csv_path)
