@@ -134,12 +134,15 @@ def show() -> None:
 @click.option("--input-grad", type=float, help="Of them, seconds of I.  [default: half]")
 @click.option("--pair", type=float, help="Seconds of an F and a B together.  [default: of both]")
 @click.option("--latency", type=float, default=0.0, show_default=True, help="Seconds of a message.")
+@click.option("--memory", type=float, metavar="SHARE",
+              help="Most kept by a rank of ZB-auto, in 1F1B's most.  [default: 1]")  # fmt: skip
 @click.option("--csv", "csv_path", metavar="FILE", help="Write it as torch's schedule CSV.")
 @click.option("--comms", is_flag=True, help="With sends and receives in the CSV, as torch's.")
 @click.option("--plot", metavar="[NAME=]FILE", help="Draw it.")
 def show_schedule(
     name: str | None, stages: int | None, chunks: int | None, microbatches: int | None,
-    group: int | None, csv_path: str | None, comms: bool, plot: str | None, **times: Any,
+    group: int | None, memory: float | None, csv_path: str | None, comms: bool,
+    plot: str | None, **times: Any,
 ) -> None:  # fmt: skip
     """Print a schedule over time: a registered one, or that of a CSV file of torch's.
 
@@ -166,12 +169,13 @@ def show_schedule(
 
     result = simulate_schedule(
         name, stages=stages, microbatches=microbatches, chunks=chunks, microbatch_group=group,
-        **times,
+        memory=memory, **times,
     )  # fmt: skip
     forms = forms_text(result, name, (stages, microbatches, chunks), times) if not group else ""
     click.echo(f"{result}{forms}")
     if csv_path:
-        actions = schedules.actions_of(name, stages, microbatches, chunks, group=group)
+        actions = result.actions
+        assert actions is not None  # of a bare schedule
         if comms:
             actions = schedules.add_messages_as_torch(schedules.add_reduce_grad(actions))
         schedules.write_csv(actions, csv_path)
