@@ -58,7 +58,8 @@ def _cut(s: Scenario) -> tuple[int, ...]:
     """Return the layers of each stage by the scenario's way to cut."""
     stages = range(s.plan.num_stages)
     if s.plan.stage_cut == "parameters":
-        return balanced([_parameters(s).of(stage, len(stages)) for stage in stages])
+        runs = _parameters(s)
+        return balanced([runs.of(stage, len(stages)) for stage in stages])
     by_kind = [_times(replace(s, cluster=s.cluster.only(k))) for k in range(len(s.cluster.kinds))]
     costs = []
     for stage, kinds in zip(stages, _kinds(s), strict=True):

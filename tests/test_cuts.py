@@ -182,6 +182,10 @@ LOOP = {"pp": 2, "schedule": "Interleaved1F1B", "chunks": 2}
             {"pp": 2, "last_stage_layers": 2, "account_for_loss_in_pipeline_split": True},
             "account_for_loss_in_pipeline_split: last_stage_layers says too",
         ),
+        (
+            {"pp": 2, "layers_per_stage": (4, 0), "last_stage_layers": 0},
+            "Plan.last_stage_layers: layers_per_stage says too",
+        ),
         ({"stage_cut": "parameters"}, "Plan.stage_cut: 'parameters' has no effect with pp 1"),
         ({"layout": "EttttL"}, "Plan.layout: 'EttttL' has no effect with pp 1"),
         ({"pp": 3, "layers_per_stage": (4, 0, 0)}, "stage 1 has no layers"),
