@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
-from simulator.schedules import Actions, cells
+from simulator.schedules import Action, Actions, cells
 
 
 class Ran(NamedTuple):
@@ -14,6 +13,8 @@ class Ran(NamedTuple):
     makespan: float
     idle: list[float]
     """Seconds that each rank idles between its first action and its last."""
+    unused: list[float]
+    """Seconds that each rank idles until the last rank ends."""
     kept: list[int]
     """Most stage activations of each rank, each from its F to its B or W."""
 
@@ -22,50 +23,59 @@ def run(
     actions: Actions, f: float = 1, i: float = 1, w: float = 1, pair: float | None = None
 ) -> Ran:
     """Run lists without messages: B takes i + w, a pair f + i + w where not said otherwise."""
-    seconds = {"F": f, "I": i, "W": w, "B": i + w}
+    seconds = {"F": f, "I": i, "W": w, "B": i + w, "OPT": 0.0}
+    pair = f + i + w if pair is None else pair
     last = max(a.stage for row in actions for a in row)
-    rows = [list(cells(row)) for row in actions]
-    ends: dict[tuple[str, int, int], float] = {}
-    free, busy, start = ([0.0] * len(rows) for _ in range(3))
-    at = [0] * len(rows)
-    moved = True
-    while moved:
-        moved = False
-        for rank, row in enumerate(rows):
-            while at[rank] < len(row):
-                cell, ready = row[at[rank]], free[rank]
+    waiting = [list(cells(row))[::-1] for row in actions]
+    spans: list[list[tuple[float, float]]] = [[] for _ in actions]
+    ends: dict[Action, float] = {}
+
+    def ready(cell: tuple[Action, ...]) -> float | None:
+        needs = [n for a in cell for n in inputs(a, last)]
+        return None if not ends.keys() >= set(needs) else max([0.0, *(ends[n] for n in needs)])
+
+    while any(waiting):
+        before = sum(map(len, waiting))
+        for row, span in zip(waiting, spans, strict=True):
+            while row and (start := ready(row[-1])) is not None:
+                cell = row.pop()
+                start = max(start, span[-1][1] if span else 0.0)
+                end = start + (pair if len(cell) == 2 else seconds[cell[0].kind])
+                span.append((start, end))
                 for a in cell:
-                    need = {
-                        "F": ("F", a.stage - 1, a.microbatch),
-                        "W": ("I", a.stage, a.microbatch),
-                    }.get(a.kind, ("I", a.stage + 1, a.microbatch))
-                    if 0 <= need[1] <= last:
-                        ready = max(ready, ends.get(need, float("inf")))
-                if ready == float("inf"):
-                    break
-                long = sum(seconds[a.kind] for a in cell)
-                long = pair if pair is not None and len(cell) == 2 else long
-                start[rank] = ready if not at[rank] else start[rank]
-                free[rank], busy[rank] = ready + long, busy[rank] + long
-                for a in cell:
-                    ends[a.kind.replace("B", "I"), a.stage, a.microbatch] = ready + long
-                at[rank] += 1
-                moved = True
-    stuck = {
-        rank: row[k] for rank, (row, k) in enumerate(zip(rows, at, strict=True)) if k < len(row)
-    }
-    assert not stuck, f"deadlock: {stuck}"
-    idle = [e - s - b for e, s, b in zip(free, start, busy, strict=True)]
-    return Ran(max(free), idle, kept(actions))
+                    ends[Action(a.stage, a.kind.replace("B", "I"), a.microbatch)] = end
+        assert sum(map(len, waiting)) < before, f"deadlock at {[r[-1] for r in waiting if r]}"
+    makespan = max(span[-1][1] for span in spans)
+    busy = [sum(end - start for start, end in span) for span in spans]
+    own = [span[-1][1] - span[0][0] for span in spans]
+    return Ran(
+        makespan,
+        [o - b for o, b in zip(own, busy, strict=True)],
+        [makespan - b for b in busy],
+        kept(actions),
+    )
+
+
+def inputs(action: Action, last: int) -> list[Action]:
+    """Return what an action waits for, with a whole backward as an I."""
+    stage, kind, m, _ = action
+    if kind == "F":
+        return [Action(stage - 1, "F", m)] if stage else []
+    if kind == "W":
+        return [Action(stage, "I", m)]
+    if kind == "OPT":
+        return []
+    return [Action(stage, "F", m), *([Action(stage + 1, "I", m)] if stage < last else [])]
 
 
 def kept(actions: Actions) -> list[int]:
     """Return the most stage activations that each rank keeps."""
+    change = {"F": 1, "B": -1, "W": -1}
     out = []
     for row in actions:
-        level, most = 0, 0
+        level = most = 0
         for a in row:
-            level += Counter(F=1, B=-1, W=-1)[a.kind]
+            level += change.get(a.kind, 0)
             most = max(most, level)
         out.append(most)
     return out

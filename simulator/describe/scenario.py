@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from simulator.describe.cluster import Cluster
+from simulator.describe.context import context_problems
+from simulator.describe.experts import expert_problems
 from simulator.describe.fields import validate
 from simulator.describe.halves import schedule_contradictions
 from simulator.describe.kinds import device_problems, mixture_problems
@@ -18,9 +20,10 @@ from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
 from simulator.describe.sample import positions, sample_problems
 from simulator.describe.stages import division_problems, even_layers, listed_layers
+from simulator.describe.target import target_of, target_problems
 from simulator.describe.tuning import contradictions
 from simulator.errors import DescriptionError
-from simulator.schedules import schedule_name, schedule_of, size_complaint
+from simulator.schedules import Target, schedule_name, schedule_of, size_complaint
 from simulator.schedules.layout import layout_of
 
 
@@ -61,6 +64,11 @@ class Scenario:
         return even_layers(self.plan, self.model.num_hidden_layers) if listed is None else listed
 
     @property
+    def target(self) -> Target | None:
+        """What the schedule is made for, of schedules that are made to measure."""
+        return target_of(self.plan, self.run)
+
+    @property
     def precision(self) -> Precision:
         """Bytes and matrix precision of the run's mode of arithmetic."""
         mode = PRECISIONS[self.run.precision]
@@ -87,17 +95,17 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"but the cluster has {cluster.num_nodes} x {cluster.ranks_per_node} = "
             f"{cluster.world_size} devices{_dp_hint(plan, cluster)}"
         )
-    for name in ("ep", "etp"):
-        if getattr(plan, name) > 1 and not getattr(model, "num_experts", 0):
-            yield f"plan.{name} {getattr(plan, name)} divides experts, and {model.name} has none"
     yield from _placement(plan, cluster)
     yield from sample_problems(model, plan, run)
     if isinstance(model, Model):
         yield from _attention(model, s)
-    if plan.sequence_parallel and s.sequence_length % plan.tp:
+    if plan.cp > 1:
+        yield from context_problems(model, plan, run, s.sequence_length)
+    if plan.sequence_parallel and s.sequence_length // plan.cp % plan.tp:
+        shared = f" / plan.cp {plan.cp} = {s.sequence_length // plan.cp}" * (plan.cp > 1)
         yield (
             f"plan.sequence_parallel: plan.tp {plan.tp} does not divide run.sequence_length "
-            f"{s.sequence_length}"
+            f"{s.sequence_length}{shared}"
         )
     yield from _stages(s)
     share = plan.microbatch_size * plan.dp
@@ -117,11 +125,15 @@ def _contradictions(s: Scenario) -> Iterator[str]:
         )
     yield from _flows_apart(s)
     yield from _offload(s)
+    if isinstance(model, Model):
+        yield from expert_problems(model, plan, run)
     if plan.recompute == "selective-op" and run.attention == "unfused":
         yield (
             "plan.recompute 'selective-op' saves the result of fused attention, and run.attention "
             '\'unfused\' has none; set run.attention = "flash" or plan.recompute = "selective"'
         )
+    if run.fp8_kept and run.precision != "fp8":
+        yield f"run.fp8_kept is for run.precision 'fp8', not {run.precision!r}"
     if run.fp8_scaling != "delayed" and run.precision != "fp8":
         yield (
             f"run.fp8_scaling {run.fp8_scaling!r} is for run.precision 'fp8', not {run.precision!r}"
@@ -176,7 +188,7 @@ def _placement(plan: Plan, cluster: Cluster) -> Iterator[str]:
 
 def _stale_embedding(model: Model | ResNet, plan: Plan) -> Iterator[str]:
     """Say that gradients of a tied embedding cannot be summed once parameters have come back."""
-    if plan.staleness is not None and plan.pp > 1 and model.tie_word_embeddings:
+    if plan.staleness is not None and plan.pp > 1 and model.shares_embedding:
         yield (
             f"plan.staleness {plan.staleness} with plan.pp {plan.pp}: the first and the last stage "
             f"sum the gradients of {model.name}'s tied embedding after the exchange, when each has "
@@ -252,7 +264,8 @@ def _schedule(s: Scenario) -> Iterator[str]:
     if complaint:
         yield f"plan.schedule {complaint}"
     else:
-        yield from schedule_contradictions(s.model, plan, s.run, s.num_microbatches)
+        problems = list(target_problems(plan))
+        yield from problems or schedule_contradictions(s.model, plan, s.run, s.num_microbatches)
 
 
 def _flows_apart(s: Scenario) -> Iterator[str]:
@@ -304,7 +317,11 @@ def _offload(s: Scenario) -> Iterator[str]:
 
 
 def _tensor_parallel(model: Model, tp: int) -> Iterator[str]:
-    divided = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+    divided = ["num_attention_heads", "num_key_value_heads"]
+    if not all(model.has_experts):
+        divided.append("intermediate_size")
+    if model.num_shared_experts:
+        divided.append("moe_intermediate_size")
     counts = {name: getattr(model, name) for name in divided}
     wrong = [f"{name} {count}" for name, count in counts.items() if count % tp]
     if wrong:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import numpy.typing as npt
 
@@ -121,11 +119,9 @@ def _groups(one: Template, mesh: Mesh, ranks: Int64, classes: Int64) -> tuple[In
     """
     first_group = np.zeros(len(one.joint_scope), np.int64)
     sizes, members, count = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
-    twins = one.joint_ranks[:, 0] != one.joint_ranks[:, 1]
-    for number, (scope, twin) in enumerate(product(SCOPES, (False, True))):
-        mine = np.flatnonzero((one.joint_scope == number // 2) & (twins == twin))
-        if not len(mine):
-            continue
+    kinds = 2 * one.joint_scope.astype(np.int64) + (one.joint_ranks[:, 0] != one.joint_ranks[:, 1])
+    for number in np.unique(kinds).tolist():
+        mine, scope, twin = np.flatnonzero(kinds == number), SCOPES[number // 2], number % 2
         key = one.joint_ranks[mine, 0] * one.num_ranks + one.joint_ranks[mine, 1]
         keys, kind = np.unique(key, return_inverse=True)
         pairs = np.stack(np.divmod(keys, one.num_ranks), axis=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
+from simulator.program import NONE
 from simulator.schedules.action import Action, Actions
 
 
@@ -72,20 +73,24 @@ def interleaved_1f1b(
     Chunk c of rank r is stage c x p + r. Microbatches go in rounds of about p: a round passes a
     rank's first chunk, then its second, and so on; the last chunk first on the way back: looped,
     depth first. Rounds are those of torch.distributed.pipelining, of p microbatches where p divides
-    m as the paper asks, or of `group` and the rest in a last one, as Megatron-LM's
-    ``--microbatch-group-size-per-virtual-pipeline-stage`` has them.
+    m as the paper asks. Or they are of `group`, and the rest in a last one, as Megatron-LM's
+    ``--microbatch-group-size-per-virtual-pipeline-stage`` has it: rounds of fewer than p, which
+    Megatron-LM refuses, wait for their first microbatch to come round.
     For p chunks v and m a multiple of p: bubble ratio (p-1)/(v m), a vth of 1F1B's; rank r keeps
     min(2(p-r-1) + (v-1)p + 1, v m) chunk activations, on rank 0 p (1 + (p-1)/(p v)) microbatches.
     """
     size = group or microbatches // rounds_of(ranks, microbatches)
-    order = looped(microbatches, chunks, size)
+    least = 0 if group is None else ranks
+    order = looped(microbatches, chunks, size, least)
+    warmup = (chunks - 1) * max(size, least)
 
     def one(rank: int) -> tuple[Action, ...]:
         forward = [Action(c * ranks + rank, "F", m) for c, m in order]
         backward = [Action((chunks - 1 - c) * ranks + rank, "B", m) for c, m in order]
-        warmup = min(2 * (ranks - 1 - rank) + (chunks - 1) * size, len(order))
-        steady = [a for pair in zip(forward[warmup:], backward, strict=False) for a in pair]
-        return (*forward[:warmup], *steady, *backward[len(order) - warmup :])
+        first = min(2 * (ranks - 1 - rank) + warmup, len(order))
+        steady = [a for pair in zip(forward[first:], backward, strict=False) for a in pair]
+        row = (*forward[:first], *steady, *backward[len(order) - first :])
+        return tuple(a for a in row if a.microbatch != NONE)
 
     return tuple(one(rank) for rank in range(ranks))
 
@@ -107,14 +112,16 @@ def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Actions:
     )
 
 
-def looped(microbatches: int, chunks: int, size: int) -> list[tuple[int, int]]:
-    """Return the (chunk, microbatch) that pass a rank, in rounds of `size` microbatches."""
-    return [
-        (c, m)
-        for first in range(0, microbatches, size)
-        for c in range(chunks)
-        for m in range(first, min(first + size, microbatches))
+def looped(microbatches: int, chunks: int, size: int, least: int = 0) -> list[tuple[int, int]]:
+    """Return the (chunk, microbatch) that pass a rank, in rounds of `size` microbatches.
+
+    Rounds of fewer than `least` are filled up with NONE.
+    """
+    rounds = [
+        range(first, min(first + size, microbatches)) for first in range(0, microbatches, size)
     ]
+    filled = [(*r, *(NONE,) * (least - len(r))) for r in rounds]
+    return [(c, m) for r in filled for c in range(chunks) for m in r]
 
 
 def rounds_of(ranks: int, microbatches: int) -> int:
@@ -127,7 +134,8 @@ def interleaved_complaint(
 ) -> str | None:
     """Return why the interleaved schedule does not take a size, or None where it does."""
     if group is not None:
-        return None
+        more = f"has {microbatches} microbatches, fewer than microbatch_group {group}"
+        return more if group > microbatches else None
     rounds = rounds_of(ranks, microbatches)
     if microbatches % rounds == 0:
         return None

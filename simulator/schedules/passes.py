@@ -28,9 +28,11 @@ def homes(actions: Actions) -> dict[tuple[int, int], int]:
 def add_send_recv(actions: Actions) -> Actions:
     """Return action lists with a send after each producer and a receive before each consumer.
 
-    Stages on the same rank hand over without a message. Both messages of a pair come before it,
-    and after it.
+    Stages on the same rank hand over without a message. Both receives of a pair come before it, and
+    both sends after it. Lists that hold messages already stay as they are.
     """
+    if _holds(actions, *OTHER_SIDE):
+        return actions
     home = homes(actions)
     return tuple(
         tuple(
@@ -46,6 +48,14 @@ def add_send_recv(actions: Actions) -> Actions:
         for rank, row in enumerate(actions)
     )
 
+
+def _holds(actions: Actions, *kinds: str) -> bool:
+    return any(a.kind in kinds for row in actions for a in row)
+
+
+OTHER_SIDE = {"SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1),
+              "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1)}  # fmt: skip
+"""The other side of a message: its kind, and how many stages further it is done."""
 
 _PEERS = {
     ("RECV", "F"): ("RECV_F", -1),
@@ -67,8 +77,11 @@ def _messages(
 def add_reduce_grad(actions: Actions) -> Actions:
     """Return action lists with a REDUCE_GRAD after the last backward of each stage of a rank.
 
-    Where an optimizer step follows each backward, so does a REDUCE_GRAD of its microbatch.
+    Where an optimizer step follows each backward, so does a REDUCE_GRAD of its microbatch. Lists
+    that hold any already stay as they are.
     """
+    if _holds(actions, "REDUCE_GRAD"):
+        return actions
     rows = []
     for row in actions:
         every = {a for a in row if a.kind == "OPT" and a.microbatch != NONE}
@@ -91,7 +104,7 @@ def add_optimizer(actions: Actions) -> Actions:
 
     Lists that hold optimizer steps already stay as they are.
     """
-    if any(a.kind == "OPT" for row in actions for a in row):
+    if _holds(actions, "OPT"):
         return actions
     return tuple(
         (*row, *(Action(stage, "OPT") for stage in sorted({a.stage for a in row})))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from simulator.schedules.action import Action, Actions
+from simulator.schedules.formulas import Case
 
 
 class TwoPasses:
@@ -122,6 +123,11 @@ def dual_pipe_v_complaint(
         f"takes at least as many microbatches as stages, 2 x {ranks} ranks = {2 * ranks}, not "
         f"{microbatches}"
     )
+
+
+def dual_pipe_is_exact(case: Case) -> bool:
+    """Return whether the bubble formula of DualPipe and DualPipeV holds."""
+    return case.f == case.i >= case.w and case.b <= case.pair <= case.f + case.b
 
 
 def dual_pipe_v(ranks: int, microbatches: int) -> Actions:
