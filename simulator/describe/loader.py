@@ -312,3 +312,16 @@ def load_node(reference: str | Table, base: Path = Path()) -> Node:
     if problems:
         raise DescriptionError(problems)
     return typing.cast(Node, built)
+
+
+def cluster_table(reference: str) -> Table:
+    """Return the table of the cluster of a scenario, by its name or path.
+
+    Raises:
+        DescriptionError: when there is no such file, or no cluster in it.
+    """
+    path = catalog.find(reference, "scenarios", Path())
+    table = _read(path, path.stat().st_mtime_ns).get("cluster")
+    if not isinstance(table, dict):
+        raise DescriptionError(f"{path}: it has no table [cluster]")
+    return _absolute(Cluster, table, path.parent)
