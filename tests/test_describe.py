@@ -139,7 +139,7 @@ def test_all_problems_are_reported_at_once():
             {"plan": {"schedule": "1f1"}},
             "'1f1' is not one of naive, GPipe, 1F1B, Interleaved1F1B, did you mean '1F1B'?",
         ),
-        ({"plan": {"order": ["dp", "pp", "pp"]}}, "must name each of dp, pp, tp once"),
+        ({"plan": {"order": ["dp", "pp", "pp"]}}, "must name each of dp, pp, cp, tp once"),
         ({"plan": {"layers_per_stage": [24, 24]}}, "lists 2 stages but pp is 4"),
         ({"plan": {"layers_per_stage": [12, 12, 12, 13]}}, "sums to 49, but gpt2-xl has 48 layers"),
         (

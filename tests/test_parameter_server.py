@@ -249,7 +249,7 @@ def test_the_text_of_a_program_keeps_the_servers(scenario_of):
     ("plan", "complaint"),
     [
         ({"dp": 4, "servers": 2}, "servers: 2 is for gradient_exchange 'parameter_server', not"),
-        ({"dp": 4, **SERVERS, "servers": 5}, "servers: 5 is more than the dp 4 ranks they lie on"),
+        ({"dp": 4, **SERVERS, "servers": 5}, "servers: 5 is more than the 4 ranks they lie on"),
         ({"dp": 4, **SERVERS, "servers": 0}, "servers: 0 must be at least 1"),
         ({"dp": 4, "gradient_exchange": "parameter_servers"}, "did you mean 'parameter_server'"),
     ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -101,10 +102,10 @@ def _fill_dp(table: Table, path: Path) -> Table:
     if not isinstance(plan, dict) or "dp" in plan or not isinstance(table.get("cluster"), dict):
         return table
     cluster = _Builder(path, []).build(Cluster, table["cluster"], "cluster")
-    share = [plan.get(axis, 1) for axis in ("tp", "pp")]
+    share = [plan.get(axis, 1) for axis in ("tp", "pp", "cp")]
     if cluster is None or any(type(degree) is not int or degree < 1 for degree in share):
         return table
-    dp = max(1, cluster.world_size // (share[0] * share[1]))
+    dp = max(1, cluster.world_size // math.prod(share))
     return {**table, "plan": {**plan, "dp": dp}}
 
 

@@ -9,9 +9,9 @@ from typing import Annotated, Literal, TypeAlias
 from simulator.describe.fields import Bytes, Count, Natural, Range, validate
 from simulator.errors import DescriptionError
 
-Axis: TypeAlias = Literal["dp", "pp", "tp"]
+Axis: TypeAlias = Literal["dp", "pp", "cp", "tp"]
 
-AXES: tuple[Axis, ...] = ("dp", "pp", "tp")
+AXES: tuple[Axis, ...] = ("dp", "pp", "cp", "tp")
 """Mesh axes, in the default order from outermost to innermost."""
 
 
@@ -29,6 +29,18 @@ class Plan:
     """Tensor-parallel degree."""
     pp: Count = 1
     """Pipeline-parallel degree: the ranks of a pipeline."""
+    cp: Count = 1
+    """Context-parallel degree: ranks that hold the same weights and divide each sequence."""
+    ep: Count = 1
+    """Expert-parallel degree: ranks that divide the experts of a layer among them.
+
+    Experts cut the dp x cp x tp ranks of a stage anew: with j = (dp index x cp + cp index) x tp +
+    tp index, rank j holds part j % etp of expert group j // etp % ep, as j + etp x ep does
+    (Megatron-LM's --expert-model-parallel-size).
+    """
+    etp: Count = 1
+    """Expert-tensor-parallel degree: ranks that divide each expert (Megatron-LM's
+    --expert-tensor-parallel-size)."""
     schedule: str = "1F1B"
     """Pipeline schedule, a name that `trainsim show schedule` lists."""
     chunks: Count = 1
@@ -41,7 +53,10 @@ class Plan:
     layers_per_stage: tuple[Count, ...] | None = None
     """Layers of each of the pp x chunks stages, first to last; even when absent."""
     order: tuple[Axis, ...] = AXES
-    """Mesh axes from outermost to innermost: consecutive ranks differ in the last one."""
+    """Mesh axes from outermost to innermost: consecutive ranks differ in the last one.
+
+    Axes of degree 1 may be left out.
+    """
     placement: Literal["block", "cyclic"] | tuple[Annotated[int, Range(0)], ...] = "block"
     """Device of each rank; devices in use are numbered node by node.
 
@@ -146,10 +161,12 @@ class Plan:
     def __post_init__(self) -> None:
         validate(self)
         problems = []
-        if sorted(self.order) != sorted(AXES):
+        named = {axis: self.order.count(axis) for axis in AXES}
+        if any(count > 1 or (not count and getattr(self, a) > 1) for a, count in named.items()):
             problems.append(
                 f"Plan.order: {list(self.order)} must name each of {', '.join(AXES)} once"
             )
+        problems += self._expert_problems()
         if self.chunks > 1 and self.pp == 1:
             problems.append(
                 f"Plan.chunks: {self.chunks} chunks need a pipeline of at least 2 ranks, pp is 1"
@@ -167,25 +184,27 @@ class Plan:
                     f"Plan.{name}: {value} is for gradient_exchange 'parameter_server', "
                     f"not '{self.gradient_exchange}'"
                 )
-        if self.staleness is not None and self.dp == 1:
+        if self.staleness is not None and self.replicas == 1:
             problems.append(
                 f"Plan.staleness: {self.staleness} needs ranks to be ahead of, but dp is 1; "
                 "leave it out"
             )
-        if self.num_servers > self.dp:
+        if self.num_servers > self.replicas:
             problems.append(
-                f"Plan.servers: {self.servers} is more than the dp {self.dp} ranks they lie on"
+                f"Plan.servers: {self.servers} is more than the {self.replicas} ranks they lie on"
             )
-        if not self.grad_overlap and (self.dp == 1 or self.zero > 1):
-            why = "dp 1" if self.dp == 1 else f"zero {self.zero}, which reduces every backward"
+        if not self.grad_overlap and (self.replicas == 1 or self.zero > 1):
+            why = (
+                "dp 1" if self.replicas == 1 else f"zero {self.zero}, which reduces every backward"
+            )
             problems.append(f"Plan.grad_overlap: false has no effect with {why}")
         if not self.grad_overlap and self.bucket_size != BUCKET_SIZE:
             problems.append(
                 f"Plan.bucket_size: {self.bucket_size:g} has no effect with grad_overlap false, "
                 "which reduces gradients in one piece"
             )
-        if self.first_bucket_size is not None and (self.dp == 1 or not self.grad_overlap):
-            why = "dp 1" if self.dp == 1 else "grad_overlap false"
+        if self.first_bucket_size is not None and (self.replicas == 1 or not self.grad_overlap):
+            why = "dp 1" if self.replicas == 1 else "grad_overlap false"
             problems.append(
                 f"Plan.first_bucket_size: {self.first_bucket_size:g} has no effect with {why}"
             )
@@ -228,7 +247,7 @@ class Plan:
             )
         if self.dp_shard is not None and not self.zero:
             problems.append(f"Plan.dp_shard: {self.dp_shard} is for zero 1 to 3, not 0")
-        elif self.dp % self.shards:
+        elif self.replicas % self.shards:
             legal = [d for d in range(1, self.dp + 1) if self.dp % d == 0]
             problems.append(
                 f"Plan.dp_shard: {self.dp_shard} does not divide dp {self.dp}; "
@@ -241,22 +260,42 @@ class Plan:
             if value != plain and self.zero != 3:
                 shown = str(value).lower()
                 problems.append(f"Plan.{name}: {shown} is for zero 3, not {self.zero}")
-        if self.zero == 3 and self.dp > 1 and self.buckets != (BUCKET_SIZE,):
+        if self.zero == 3 and self.replicas > 1 and self.buckets != (BUCKET_SIZE,):
             problems.append(
                 f"Plan.bucket_size: {self.buckets[0]:g} has no effect with zero 3, which reduces "
                 "gradients a block at a time; leave bucket_size and first_bucket_size out"
             )
         return problems
 
+    def _expert_problems(self) -> list[str]:
+        """Say why the ranks of a stage cannot be cut anew for experts."""
+        problems = []
+        inner, whole = (self.tp, self.cp * self.tp), self.replicas * self.tp
+        for name, size in (("etp", self.etp), ("ep x etp", self.ep * self.etp)):
+            if whole % size or any(size % part and part % size for part in inner):
+                problems.append(
+                    f"Plan.ep: {name} {size} must divide dp x cp x tp = {whole}, and divide or be "
+                    f"a multiple of tp {self.tp} and of cp x tp {self.cp * self.tp}"
+                )
+        return problems
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same weights: those along dp and cp."""
+        return self.dp * self.cp
+
     @property
     def shards(self) -> int:
-        """Ranks that divide states among them; 1 where nothing is divided."""
-        return (self.dp_shard or self.dp) if self.zero else 1
+        """Ranks that divide states among them; 1 where nothing is divided.
+
+        Ranks along cp are among them, as in Megatron-LM and torchtitan.
+        """
+        return (self.dp_shard or self.dp) * self.cp if self.zero else 1
 
     @property
     def world_size(self) -> int:
         """Ranks that the plan needs."""
-        return self.dp * self.tp * self.pp
+        return self.dp * self.cp * self.tp * self.pp
 
     @property
     def placement_name(self) -> str:

@@ -70,10 +70,14 @@ def _contradictions(s: Scenario) -> Iterator[str]:
     model, cluster, plan, run = s.model, s.cluster, s.plan, s.run
     if plan.world_size != cluster.world_size:
         yield (
-            f"plan.dp {plan.dp} x plan.tp {plan.tp} x plan.pp {plan.pp} = {plan.world_size} ranks, "
+            f"plan.dp {plan.dp} x {f'plan.cp {plan.cp} x ' if plan.cp > 1 else ''}plan.tp "
+            f"{plan.tp} x plan.pp {plan.pp} = {plan.world_size} ranks, "
             f"but the cluster has {cluster.num_nodes} x {cluster.ranks_per_node} = "
             f"{cluster.world_size} devices{_dp_hint(plan, cluster)}"
         )
+    for name in ("ep", "etp"):
+        if getattr(plan, name) > 1 and not getattr(model, "num_experts", 0):
+            yield f"plan.{name} {getattr(plan, name)} divides experts, and {model.name} has none"
     yield from _placement(plan, cluster)
     yield from sample_problems(model, plan, run)
     if isinstance(model, Model):
@@ -290,5 +294,5 @@ def _tensor_parallel(model: Model, tp: int) -> Iterator[str]:
 
 
 def _dp_hint(plan: Plan, cluster: Cluster) -> str:
-    dp, rest = divmod(cluster.world_size, plan.tp * plan.pp)
+    dp, rest = divmod(cluster.world_size, plan.cp * plan.tp * plan.pp)
     return f"; plan.dp = {dp} would use them all" if dp and not rest else ""

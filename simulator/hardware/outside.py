@@ -29,7 +29,7 @@ def connections(ranks: int) -> int:
 def nccl_bytes(s: Scenario) -> float:
     """Return the bytes of NCCL's buffers on each rank: channels x peers x buffer of each group."""
     plan, channels = s.plan, s.cluster.node.link.channels
-    groups = [plan.tp, plan.shards, plan.dp // plan.shards]
+    groups = [plan.tp, plan.shards, plan.replicas // plan.shards, plan.cp, plan.ep, plan.etp]
     collective = sum(connections(ranks) for ranks in groups if ranks > 1) * sum(BUFFERS.values())
     messages = min(plan.pp - 1, MESSAGE_PEERS) * BUFFERS["SIMPLE"]
     return float(channels * (collective + messages))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.describe.cluster import Cluster
-from simulator.describe.plan import Plan
+from simulator.describe.plan import AXES, Plan
 from simulator.describe.scenario import Scenario
 from simulator.hardware.network import group_shapes
 from simulator.hardware.wiring import Ints
@@ -56,10 +56,10 @@ class Span(NamedTuple):
 def spans(s: Scenario) -> list[Span]:
     """Return the span of each axis that joins ranks, innermost first."""
     mesh, placement = Mesh.of(s.plan), devices(s.plan, s.cluster)
-    dp, pp, tp = np.ix_(np.arange(mesh.dp), np.arange(mesh.pp), np.arange(mesh.tp))
-    cube, found = mesh.rank(dp, pp, tp), []
+    index = np.ix_(*(np.arange(getattr(s.plan, axis)) for axis in AXES))
+    cube, found = mesh.rank(**dict(zip(AXES, index, strict=True))), []
     for axis in reversed(s.plan.order):
-        sets = np.moveaxis(cube, ("dp", "pp", "tp").index(axis), -1)
+        sets = np.moveaxis(cube, AXES.index(axis), -1)
         sets = sets.reshape(-1, sets.shape[-1])
         count, degree = sets.shape
         if degree == 1:

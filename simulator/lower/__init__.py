@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from simulator.budget import require
+from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.lower import blocking, clipping, offload, sharding
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
@@ -106,5 +107,5 @@ def lower_schedule(
     bodies = (StageBodies(one_f, one_b, one_b, nothing, nothing, one_f),) * stages
     message = table.number(Flow("send_recv", 0.0, seconds=latency))
     replica = expand(to_grid(actions), bodies, message)
-    mesh = Mesh(dp=1, pp=len(actions), tp=1, strides=(len(actions), 1, 1))
+    mesh = Mesh.of(Plan(pp=len(actions)))
     return check(replicate(replica, mesh, tuple(table.costs), np.zeros(len(actions))))

@@ -55,10 +55,12 @@ from simulator.lower.trainable import (
 from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Work
 
 SCOPES = (
-    "alone", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline", "pp", "one_sided",
+    "alone", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline", "cp", "ep", "etp",
+    "edp", "pp", "one_sided",
 )  # fmt: skip
 """Which ranks a joint op joins: none, those along an axis, the tied ends, three times those of a
-shard group, all of a pipeline, two neighbours, itself.
+shard group, all of a pipeline, those along cp and along three axes of experts, two neighbours,
+itself.
 
 The first ones carry the numbers of their streams.
 """
@@ -186,7 +188,7 @@ def stage_bodies(s: Scenario) -> Bodies:
         Tuning.of(s.run), s.run.frozen_layers, s.run.fused_optimizer, s.run.clip_grad,
         s.run.scales_loss, s.plan.pp, "bf16" in s.cluster.node.device.peak,
         s.plan.recompute, s.plan.recompute_layers, s.plan.scatter_gather,
-        (s.plan.buckets, tuple(_exchange(s, 0.0))) if s.plan.dp > 1 else None,
+        (s.plan.buckets, tuple(_exchange(s, 0.0))) if s.plan.replicas > 1 else None,
         sharding.key(s) if s.plan.shards > 1 else None,
         s.plan.offload_optimizer, s.plan.offload_activations,
     )  # fmt: skip
@@ -237,7 +239,7 @@ def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> Sta
             forward += [seg._replace(layer=layer) for seg in f]
             backward += [seg._replace(layer=layer) for seg in reversed(b)]
     backward.reverse()
-    buckets = s.plan.buckets if s.plan.dp > 1 else ()
+    buckets = s.plan.buckets if s.plan.replicas > 1 else ()
     every = s.plan.shards > 1 and s.plan.zero > 1  # gradients are never held in full
     last = backward
     if s.run.detail == "stage" and not every and is_plain([*forward, *backward]):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from simulator.describe.plan import Plan
+from simulator.describe.plan import AXES, Plan
 
 IntArray = npt.NDArray[np.int64]
 Ranks = TypeVar("Ranks", int, IntArray)
@@ -21,36 +22,53 @@ class Mesh:
     dp: int
     pp: int
     tp: int
-    strides: tuple[int, int, int]
-    """Distance in rank between neighbours along dp, pp and tp."""
+    strides: Mapping[str, int]
+    """Distance in rank between neighbours along each axis of `AXES`."""
     shards: int = 1
-    """Consecutive dp coordinates that divide states among them; dp is a multiple."""
+    """Consecutive replicas that divide states among them; dp x cp is a multiple."""
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
 
     @classmethod
     def of(cls, plan: Plan) -> Mesh:
         """Return the mesh of a plan."""
-        stride, strides = 1, {}
+        stride = 1
+        strides: dict[str, int] = dict.fromkeys(AXES, 0)
         for axis in reversed(plan.order):
             strides[axis] = stride
             stride *= getattr(plan, axis)
-        apart = (strides["dp"], strides["pp"], strides["tp"])
-        return cls(plan.dp, plan.pp, plan.tp, apart, plan.shards)
+        return cls(
+            plan.dp, plan.pp, plan.tp, strides, plan.shards, plan.cp, plan.ep, plan.etp
+        )  # fmt: skip
 
     @property
     def world_size(self) -> int:
         """Ranks of the mesh."""
-        return self.dp * self.pp * self.tp
+        return self.dp * self.cp * self.pp * self.tp
 
-    def rank(self, dp: IntArray | int, pp: IntArray | int, tp: IntArray | int) -> IntArray:
-        """Return the rank at coordinates; arrays broadcast."""
-        by_dp, by_pp, by_tp = self.strides
-        return np.asarray(dp * by_dp + pp * by_pp + tp * by_tp, np.int64)
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same weights: those along dp and cp."""
+        return self.dp * self.cp
+
+    @property
+    def tiles(self) -> int:
+        """Pipelines, counted along dp, cp and tp, tp innermost."""
+        return self.replicas * self.tp
+
+    def ranks_of_tiles(self, tiles: IntArray, pp: IntArray | int) -> IntArray:
+        """Return the rank at a place of a pipeline of each tile; arrays broadcast."""
+        replica, tp = np.divmod(tiles, self.tp)
+        dp, cp = np.divmod(replica, self.cp)
+        return self.rank(dp=dp, cp=cp, pp=pp, tp=tp)
+
+    def rank(self, **at: IntArray | int) -> IntArray:
+        """Return the rank at coordinates by axis; arrays broadcast."""
+        return np.asarray(sum(index * self.strides[axis] for axis, index in at.items()), np.int64)
 
     def coordinates(self, rank: Ranks) -> dict[str, Ranks]:
         """Return the coordinates of a rank, or of an array of ranks, by axis."""
-        by_dp, by_pp, by_tp = self.strides
         return {
-            "dp": rank // by_dp % self.dp,
-            "pp": rank // by_pp % self.pp,
-            "tp": rank // by_tp % self.tp,
-        }
+            axis: rank // max(self.strides[axis], 1) % getattr(self, axis) for axis in AXES
+        }  # fmt: skip

@@ -18,6 +18,14 @@ from typing import NamedTuple, TypeAlias
 from simulator.program import Flow, Kernel
 
 
+class Along(NamedTuple):
+    """A collective over the ranks along an axis of the mesh; a bare flow is one along tp."""
+
+    flow: Flow
+    axis: str
+    """The stream that it runs on, one of `segments.STREAMS`."""
+
+
 class Beside(NamedTuple):
     """A collective beside which the operator's next kernels run.
 
@@ -26,9 +34,10 @@ class Beside(NamedTuple):
     """
 
     flow: Flow
+    axis: str = "tp"
 
 
-Part: TypeAlias = Kernel | Flow | Beside
+Part: TypeAlias = Kernel | Flow | Along | Beside
 
 FP32 = 4
 """Bytes of the numbers that are kept in fp32 in every mode: losses, norms' statistics, logits."""

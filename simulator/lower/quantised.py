@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.lower.operators import Beside, Elements, Operator, Part
+from simulator.lower.operators import Along, Beside, Elements, Operator, Part
 from simulator.program import Flow, Kernel
 
 FP8 = "fp8"
@@ -69,10 +69,10 @@ def gathered_in_fp8(o: Operator, e: Elements) -> Operator:
     """Return an entrance or exit of a tensor-parallel region that gathers elements of a byte."""
 
     def short(part: Part) -> Part:
-        if isinstance(part, Beside):
+        if isinstance(part, (Along, Beside)):
             flow = short(part.flow)
             assert isinstance(flow, Flow)
-            return Beside(flow)
+            return part._replace(flow=flow)
         if isinstance(part, Flow) and part.name == "all_gather":
             return replace(part, bytes=part.bytes / e.activation)
         return part

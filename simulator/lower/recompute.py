@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from simulator.lower.operators import Beside, Elements, Operator, Part
+from simulator.lower.operators import Along, Beside, Elements, Operator, Part
 from simulator.program import Kernel
 
 
@@ -59,7 +59,7 @@ def by_operator(layer: tuple[Operator, ...], e: Elements, x: Sizes) -> tuple[Ope
 
 
 def _is_scatter(part: Part) -> bool:
-    flow = part.flow if isinstance(part, Beside) else part
+    flow = part.flow if isinstance(part, (Along, Beside)) else part
     return flow.name == "reduce_scatter"
 
 

@@ -11,17 +11,21 @@ from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import Template
 from simulator.program import NONE, Cost, Groups, Int32, Int64, Program, Tiling
 
-ALONE, ALONG_TP, ALONG_DP, ALONG_SHARD = range(4)
-"""Partitions of the replicas: each for itself, those that differ in tp only, in dp only.
+ALONE, ALONG_TP, ALONG_DP, ALONG_SHARD, ALONG_CP, ALONG_EP, ALONG_ETP, ALONG_EDP = range(8)
+"""Partitions of the replicas: each for itself, those that differ in tp only, in dp and cp only.
 
 Where states are sharded, along dp meet those with the same shard, along shard those whose shards
-make a whole.
+make a whole. Along ep meet those that hold the experts of a layer together, along etp those that
+hold one expert, along edp those that hold the same part of the same experts.
 """
+
+USUAL = (ALONE, ALONG_TP, ALONG_DP)
+"""Partitions that every tiling has."""
 
 PARTITION = {
     "alone": ALONE, "tp": ALONG_TP, "dp": ALONG_DP, "tied": ALONE, "unshard": ALONG_SHARD,
-    "reduce": ALONG_SHARD, "shards": ALONG_SHARD, "pipeline": ALONE, "pp": ALONE,
-    "one_sided": ALONE,
+    "reduce": ALONG_SHARD, "shards": ALONG_SHARD, "pipeline": ALONE, "cp": ALONG_CP,
+    "ep": ALONG_EP, "etp": ALONG_ETP, "edp": ALONG_EDP, "pp": ALONE, "one_sided": ALONE,
 }  # fmt: skip
 """Which replicas meet in a joint op, by its scope."""
 
@@ -33,25 +37,25 @@ def replicate(
 
     Args:
         one: ops of one replica; its ranks are coordinates along pp.
-        mesh: where the replicas lie; each pair of (dp, tp) coordinates is one replica.
+        mesh: where the replicas lie; each triple of (dp, cp, tp) coordinates is one replica.
         costs: the cost table of the ops.
         static_bytes: memory alive all the time, by pipeline rank.
     """
-    replicas = np.arange(mesh.dp * mesh.tp)
-    dp, tp = np.divmod(replicas, mesh.tp)
-    ranks = mesh.rank(dp[None, :], np.arange(one.num_ranks)[:, None], tp[None, :])
+    tiles = np.arange(mesh.tiles)
+    ranks = mesh.ranks_of_tiles(tiles[None, :], np.arange(one.num_ranks)[:, None])
     static = np.zeros(mesh.world_size)
     static[ranks] = static_bytes[:, None]
     partition = np.array([PARTITION[scope] for scope in SCOPES], np.int8)[one.joint_scope]
-    first_group, groups = _groups(one, mesh, ranks)
+    classes = _classes(mesh)
+    first_group, groups = _groups(one, mesh, ranks, classes)
     tiling = None  # one replica is the whole
-    if len(replicas) > 1:
-        whole, shard = np.divmod(dp, mesh.shards)
-        classes = [replicas, dp, shard * mesh.tp + tp, whole * mesh.tp + tp]
+    if len(tiles) > 1:
+        kept = np.union1d(USUAL, partition)
+        partition = np.searchsorted(kept, partition).astype(np.int8)
         tiling = Tiling(
             axes=_axes(mesh),
             ranks=ranks.astype(np.int32),
-            classes=np.stack(classes[: 4 if mesh.shards > 1 else 3]).astype(np.int32),
+            classes=classes[kept].astype(np.int32),
         )
     row = np.concatenate([np.flatnonzero(one.pred != NONE), one.more[:, 0]])
     pred = np.concatenate([one.pred[one.pred != NONE], one.more[:, 1]])
@@ -81,17 +85,37 @@ def replicate(
 
 def _axes(mesh: Mesh) -> tuple[tuple[str, int], ...]:
     """Return the axes that replicas are counted along; replicas of shards are an axis of theirs."""
-    if mesh.shards in (1, mesh.dp):
-        return (("dp", mesh.dp), ("tp", mesh.tp))
-    return (("dp_replicate", mesh.dp // mesh.shards), ("dp_shard", mesh.shards), ("tp", mesh.tp))
+    inner = (("cp", mesh.cp), ("tp", mesh.tp)) if mesh.cp > 1 else (("tp", mesh.tp),)
+    if mesh.shards in (1, mesh.replicas):
+        return (("dp", mesh.dp), *inner)
+    wholes = mesh.replicas // mesh.shards
+    return (("dp_replicate", wholes), ("dp_shard", mesh.dp // wholes), *inner)
 
 
-def _groups(one: Template, mesh: Mesh, ranks: Int64) -> tuple[Int32, Groups]:
+def _classes(mesh: Mesh) -> Int64:
+    """Return (partitions, tiles): which tiles meet in the joint ops of each partition."""
+    tile = np.arange(mesh.tiles)
+    replica, tp = np.divmod(tile, mesh.tp)
+    dp, shard = np.divmod(replica, mesh.shards)
+    experts = mesh.ep * mesh.etp
+    by_partition = {
+        ALONE: tile,
+        ALONG_TP: replica,
+        ALONG_DP: shard * mesh.tp + tp,
+        ALONG_SHARD: dp * mesh.tp + tp,
+        ALONG_CP: replica // mesh.cp * mesh.tp + tp,
+        ALONG_EP: tile // experts * mesh.etp + tile % mesh.etp,
+        ALONG_ETP: tile // mesh.etp,
+        ALONG_EDP: tile % experts,
+    }
+    return np.stack([by_partition[number] for number in range(len(by_partition))])
+
+
+def _groups(one: Template, mesh: Mesh, ranks: Int64, classes: Int64) -> tuple[Int32, Groups]:
     """Return the group of each joint op on class 0 of its partition, and all groups.
 
     Joint ops of one scope that join the same pipeline ranks share their groups, one a class.
     """
-    cube = ranks.reshape(-1, mesh.dp // mesh.shards, mesh.shards, mesh.tp)
     first_group = np.zeros(len(one.joint_scope), np.int64)
     sizes, members, count = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
     for number, scope in enumerate(SCOPES):
@@ -101,16 +125,14 @@ def _groups(one: Template, mesh: Mesh, ranks: Int64) -> tuple[Int32, Groups]:
         key = one.joint_ranks[mine, 0] * one.num_ranks + one.joint_ranks[mine, 1]
         keys, kind = np.unique(key, return_inverse=True)
         pairs = np.stack(np.divmod(keys, one.num_ranks), axis=1)
-        if PARTITION[scope] == ALONG_TP:
-            sets = cube[pairs[:, 0]].reshape(-1, mesh.tp)
-        elif PARTITION[scope] == ALONG_DP:
-            sets = cube[pairs[:, 0]].transpose(0, 2, 3, 1).reshape(-1, mesh.dp // mesh.shards)
-        elif PARTITION[scope] == ALONG_SHARD:
-            sets = cube[pairs[:, 0]].transpose(0, 1, 3, 2).reshape(-1, mesh.shards)
+        if PARTITION[scope] != ALONE:
+            of_tile = classes[PARTITION[scope]]
+            size = len(of_tile) // (int(of_tile.max()) + 1)
+            sets = ranks[pairs[:, 0]][:, np.argsort(of_tile, kind="stable")].reshape(-1, size)
         elif scope == "pipeline":
             sets = ranks.T
         elif scope == "one_sided":
-            sets = _each_first(cube[pairs[:, 0]].reshape(-1, mesh.dp, mesh.tp))
+            sets = _each_first(ranks[pairs[:, 0]].reshape(-1, mesh.replicas, mesh.tp))
         else:
             sets = ranks[pairs].transpose(0, 2, 1).reshape(-1, 2)
         first_group[mine] = count + kind.reshape(-1) * (len(sets) // len(pairs))

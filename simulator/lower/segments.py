@@ -15,12 +15,15 @@ from simulator.lower.layers import Block
 from simulator.lower.operators import Beside, Operator, Part
 from simulator.program import NONE, NOTHING, Cost, Flow, Kernel, Memory, Work
 
-COMPUTE, TP, DP, TIED, UNSHARD, REDUCE, SHARDS, PIPELINE, OFFLOAD, HOST, FETCH = range(11)
+(
+    COMPUTE, TP, DP, TIED, UNSHARD, REDUCE, SHARDS, PIPELINE, CP, EP, ETP, EDP, OFFLOAD, HOST,
+    FETCH,
+) = range(15)  # fmt: skip
 """Codes of the streams that every program has; those of sends and receives follow."""
 
 STREAMS = (
-    "compute", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline", "offload", "host",
-    "fetch",
+    "compute", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline", "cp", "ep", "etp",
+    "edp", "offload", "host", "fetch",
 )  # fmt: skip
 """The last three, from OFFLOAD on, are of the rank alone: to its host, on it, and back."""
 
@@ -124,8 +127,8 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
             if not isinstance(part, Kernel):
                 complete()
                 aside = isinstance(part, Beside)
-                flow = part.flow if isinstance(part, Beside) else part
-                out.append(Segment(flow, TP, beside=aside))
+                flow, axis = (part, "tp") if isinstance(part, Flow) else part
+                out.append(Segment(flow, STREAMS.index(axis), beside=aside))
                 continue
             if detail == "kernel":
                 close()
@@ -201,16 +204,17 @@ def _join(group: list[Segment]) -> list[Segment]:
 
     Memory moves so that the most that is alive at any time, and what is left, stay what they were.
     """
-    flows: dict[Flow, int] = {}
+    flows: dict[tuple[Flow, int], int] = {}
     works: tuple[list[Work], list[Work]] = ([], [])
     for segment in group:
         cost = segment.cost
         if isinstance(cost, Flow):
-            flows[cost] = flows.get(cost, 0) + cost.count
+            where = (cost, segment.stream)
+            flows[where] = flows.get(where, 0) + cost.count
         else:
             works[bool(flows)].append(cost)
     rows: list[Segment] = [Segment(_one(w), COMPUTE) for w in works[:1] if w]
-    rows += [Segment(replace(flow, count=count), TP) for flow, count in flows.items()]
+    rows += [Segment(replace(flow, count=count), on) for (flow, on), count in flows.items()]
     rows += [Segment(_one(w), COMPUTE) for w in works[1:] if w]
     at = [i for i, row in enumerate(rows) if isinstance(row.cost, Work)]
     if at:  # a chain without work keeps nothing

@@ -90,7 +90,7 @@ def key(s: Scenario) -> tuple[object, ...]:
     """Return what the bodies of a sharded plan depend on, besides the model and the precision."""
     plan = s.plan
     return (
-        plan.zero, plan.shards, plan.dp, plan.reshard_after_forward, plan.low_precision_shard,
+        plan.zero, plan.shards, plan.replicas, plan.reshard_after_forward, plan.low_precision_shard,
         _turns_around(plan.schedule, plan.pp, s.num_microbatches, plan.chunks),
     )  # fmt: skip
 
@@ -131,7 +131,7 @@ def exchange(s: Scenario, size: float, longer: float = 0.0) -> list[Segment]:
     freed = Memory(unreduced=size) if s.plan.zero > 1 else NOTHING
     scatter = Flow("reduce_scatter", size, alloc=Memory(unreduced=longer), free=freed)
     rows = [Segment(scatter, REDUCE, place=BRANCH)]
-    if s.plan.shards < s.plan.dp:
+    if s.plan.shards < s.plan.replicas:
         rows.append(Segment(Flow("all_reduce", size / s.plan.shards), DP, place=BRANCH))
     return rows
 

@@ -22,7 +22,7 @@ from simulator.timeline import Timeline
 Ticks: TypeAlias = Int64 | int
 
 WORK = ("forward", "backward", "optimizer")
-COMMUNICATION = ("tp", "pp", "dp", "tied", "offload")
+COMMUNICATION = ("tp", "pp", "dp", "cp", "ep", "tied", "offload")
 BUBBLE = ("fill", "stall", "drain")
 CATEGORIES = (*WORK, *COMMUNICATION, *BUBBLE)
 
@@ -83,7 +83,7 @@ def stream_category(stream: str) -> str:
 
 _CATEGORY_OF_WORD = {
     "send": "pp", "recv": "pp", "pipeline": "pp", "unshard": "dp", "reduce": "dp", "shards": "dp",
-    "host": "offload", "fetch": "offload",
+    "etp": "ep", "edp": "dp", "host": "offload", "fetch": "offload",
 }  # fmt: skip
 """Categories of streams that have another name."""
 

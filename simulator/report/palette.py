@@ -46,6 +46,8 @@ COLOURS = {
     "tp": "#e69f00",
     "pp": "#0072b2",
     "dp": "#d55e00",
+    "cp": "#7b3fa0",
+    "ep": "#9e9d24",
     "tied": "#cc79a7",
     "offload": "#8c564b",
     # Idle: grey, the lighter the less there is to see in it
@@ -70,6 +72,8 @@ HATCHES = {
     "tp": "////",
     "pp": "\\\\\\\\",
     "dp": "xxxx",
+    "cp": "**",
+    "ep": "OO",
     "tied": "oo",
     "offload": "++",
     "fill": "....",
@@ -83,7 +87,7 @@ HATCHES = {
 }
 """Hatch of areas that would otherwise look alike in grey."""
 
-HATCHED_WHITE = ("tp", "pp", "dp", "tied", "offload", "gradients")
+HATCHED_WHITE = ("tp", "pp", "dp", "cp", "ep", "tied", "offload", "gradients")
 
 INK, FAINT = "#1a1a1a", "#5c5c5c"
 """Text that must be read, and text that explains it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from simulator.describe.plan import AXES
+from simulator.describe.plan import AXES, Axis
 from simulator.describe.scenario import Scenario
 from simulator.hardware.placement import Span, devices, spans
 from simulator.lower.mesh import Mesh
@@ -23,10 +24,11 @@ def placement_text(s: Scenario) -> str:
     mesh, per_node = Mesh.of(s.plan), s.cluster.ranks_per_node
     by_device = np.argsort(devices(s.plan, s.cluster)).reshape(-1, per_node)
     shown = by_device[:MAX_NODES, :MAX_DEVICES]
+    axes = [axis for axis in AXES if axis != "cp" or s.plan.cp > 1]
     rows = [["node", *(f"gpu {i}" for i in range(shown.shape[1]))]]
     for node, ranks in enumerate(shown.tolist()):
         at = [mesh.coordinates(rank) for rank in ranks]
-        cells = [f"{r}:d{a['dp']}p{a['pp']}t{a['tp']}" for r, a in zip(ranks, at, strict=True)]
+        cells = [f"{r}:{_place(a, axes)}" for r, a in zip(ranks, at, strict=True)]
         rows.append([str(node), *cells])
     left_out = [
         f"{total - listed} {what} more"
@@ -36,11 +38,16 @@ def placement_text(s: Scenario) -> str:
         if total > listed
     ]
     return "\n".join([
-        f"placement {s.plan.placement_name} (rank:dp,pp,tp; axes {' > '.join(s.plan.order)})",
+        f"placement {s.plan.placement_name} (rank:{','.join(axes)}; "
+        f"axes {' > '.join(axis for axis in s.plan.order if axis in axes)})",
         table(rows),
         *([f"... and {' and '.join(left_out)}"] if left_out else []),
         *_spans_text(spans(s)),
     ])  # fmt: skip
+
+
+def _place(at: Mapping[str, int], axes: list[Axis]) -> str:
+    return "".join(f"{axis[0]}{at[axis]}" for axis in axes)
 
 
 def _spans_text(found: list[Span]) -> list[str]:

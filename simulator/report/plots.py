@@ -269,9 +269,8 @@ def breakdown_bars(result: Result) -> tuple[Float64, list[str], str]:
         some = f"{len(ranks)} of {count} ranks, evenly spaced" if len(ranks) < count else ""
         return share[:, ranks], labels, some
     mesh = Mesh.of(result.scenario.plan)
-    dp, tp = np.divmod(np.arange(mesh.dp * mesh.tp), mesh.tp)
     places = palette.sample(np.arange(mesh.pp))
-    members = mesh.rank(dp[:, None], places[None, :], tp[:, None])
+    members = mesh.ranks_of_tiles(np.arange(mesh.tiles)[:, None], places[None, :])
     mean = share[:, members].mean(axis=1)
     kind = palette.place_named(result)
     some = f"a {kind}" if len(places) == mesh.pp else f"evenly spaced {kind}s"

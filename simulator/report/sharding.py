@@ -51,7 +51,7 @@ def sharding_traffic(result: Result) -> ShardingTraffic:
 
 def sharding_name(plan: Plan) -> str:
     """Return how a plan shards, in a few words."""
-    replicas = plan.dp // plan.shards
+    replicas = plan.replicas // plan.shards
     return f"ZeRO-{plan.zero} over {plan.shards}" + (f" x {replicas} replicas" * (replicas > 1))
 
 
@@ -90,7 +90,7 @@ def sharding_assumptions(plan: Plan, gradient: int) -> list[str]:
         3: "during every backward, block by block; at most two blocks of them are in full",
     }[plan.zero]
     sums = "reduce-scattered"
-    if plan.shards < plan.dp:
+    if plan.shards < plan.replicas:
         sums += f" over {plan.shards} ranks, and the shards all-reduced over the replicas,"
     out = [f"gradients are {sums} in {gradient}-byte numbers {when}"]
     if plan.zero < 3:

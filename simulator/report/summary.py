@@ -34,6 +34,8 @@ OWNERS = {
     "tp": "tensor-parallel communication",
     "pp": "pipeline communication",
     "dp": "data-parallel communication",
+    "cp": "context-parallel communication",
+    "ep": "expert-parallel communication",
     "tied": "tied-embedding communication",
     "offload": "copies to and from the host, updates there",
     "bubble": "pipeline bubble",
@@ -260,11 +262,11 @@ def assumptions(s: Scenario) -> list[str]:
             f"stage s of {plan.num_stages} lies on pipeline rank s mod {plan.pp}, and the last "
             "rank sends to the first over the network"
         )
-    if plan.pp > 1 or plan.dp > 1:
+    if plan.pp > 1 or plan.replicas > 1:
         out.append(_beside_communication(s.run.overlap_slowdown))
     if plan.tp > 1:
         out.append(TP_OVERLAP[plan.tp_overlap])
-    if plan.dp > 1:
+    if plan.replicas > 1:
         how = "all-reduced"
         if plan.num_servers:
             how = "pushed to parameter servers, and as many bytes of parameters pulled,"

@@ -70,6 +70,9 @@ def _headline(s: Scenario) -> list[str]:
     )
     plural = "s" if cluster.num_nodes > 1 else ""
     chunks = f" x {plan.chunks} chunks" if plan.chunks > 1 else ""
+    inner = f"cp {plan.cp} x " if plan.cp > 1 else ""
+    if plan.ep > 1 or plan.etp > 1:
+        chunks += f", ep {plan.ep}" + (f" x etp {plan.etp}" if plan.etp > 1 else "")
     sharding = f", {sharding_name(plan)}" if plan.shards > 1 else ""
     held = parameters(s)
     trained = f", {format_count(held.trained)} of them trained" * (not run.trains_all)
@@ -78,8 +81,9 @@ def _headline(s: Scenario) -> list[str]:
         f"  model       {s.model.name}, {format_count(held.total)} parameters{trained}",
         f"  cluster     {cluster.world_size} x {cluster.node.device.name} in {cluster.num_nodes} "
         f"node{plural} {cluster.node.name}{used}",
-        f"  plan        dp {plan.dp} x tp {plan.tp} x pp {plan.pp}{chunks}, {plan.schedule}, "
-        f"{s.num_microbatches} microbatches of {plan.microbatch_size}, recompute {plan.recompute}"
+        f"  plan        dp {plan.dp} x {inner}tp {plan.tp} x pp {plan.pp}{chunks}, "
+        f"{plan.schedule}, {s.num_microbatches} microbatches of {plan.microbatch_size}, "
+        f"recompute {plan.recompute}"
         + ("" if plan.placement == "block" else f", placement {plan.placement_name}")
         + sharding,
         f"  run         global batch {run.global_batch_size} {sample_name(s)}, "
