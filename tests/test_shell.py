@@ -17,7 +17,7 @@ def words_of(text, **given):
         ("run --a=1 # --b 2", ["run", "--a=1"]),
         ("run 'a b' \"c d\" e\\ f", ["run", "a b", "c d", "e f"]),
         ("run '$X' \"\\$X\" \\$X", ["run", "$X", "$X", "$X"]),
-        ("X=8\nrun $X ${X} \"$X\" x$X", ["run", "8", "8", "8", "x8"]),
+        ('X=8\nrun $X ${X} "$X" x$X', ["run", "8", "8", "8", "x8"]),
         ('X="--a 1 --b 2"\nrun $X', ["run", "--a", "1", "--b", "2"]),
         ('X="--a 1 --b 2"\nrun "$X"', ["run", "--a 1 --b 2"]),
         ("run a 2>&1 | tee log", ["tee", "log"]),
@@ -140,7 +140,7 @@ def test_what_only_a_run_would_tell_is_left_out_with_a_note():
 
 
 def test_a_loop_is_not_followed_and_a_note_says_so():
-    read = read_script("for x in 1 2; do\n  A+=\" $x\"\ndone\nrun $A")
+    read = read_script('for x in 1 2; do\n  A+=" $x"\ndone\nrun $A')
     assert read.commands[-1].words == ("run",)
     assert read.notes == ("line 1: a loop is not followed: for x in 1 2",)
 

@@ -94,7 +94,8 @@ def _pipeline(draft: Draft, pp: int) -> None:
         return
     looped = chunks > 1
     schedule = "Interleaved1F1B" if looped else "1F1B"
-    draft.put("plan.schedule", schedule, *of_chunks, "pipeline-model-parallel-size")
+    behind = of_chunks if looped else ("pipeline-model-parallel-size",)
+    draft.put("plan.schedule", schedule, *behind)
     if looped:
         draft.put("plan.chunks", chunks, *of_chunks)
     if looped and args[group] not in (None, pp):

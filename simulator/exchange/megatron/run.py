@@ -77,8 +77,8 @@ def _arithmetic(draft: Draft) -> None:
             draft.put("run.fp8_scaling", "current", "fp8-recipe")
             draft.leave_out("fp8-recipe", "a tensor has one scale, found from its own values")
     if precision != "fp32" and _fp32_gradients(args):
-        draft.put("run.gradient_dtype", "fp32", "accumulate-allreduce-grads-in-fp32",
-                  "grad-reduce-in-bf16")  # fmt: skip
+        draft.put("run.gradient_dtype", "fp32", "grad-reduce-in-bf16" if args["bf16"] else
+                  "accumulate-allreduce-grads-in-fp32")  # fmt: skip
 
 
 def _optimizer(draft: Draft) -> None:
