@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from simulator.exchange.account import Imported
 
 
+MOST_BYTES = 8_000_000
+"""Of a file that is looked at; a script or settings of more are refused by their readers."""
+
+
 @click.group("import")
 def import_group() -> None:
     """Turn the launch script or settings of another program into a scenario."""
@@ -84,8 +88,9 @@ def _read(file: str) -> str:
     """
     try:
         if file == "-":
-            return sys.stdin.buffer.read().decode("utf-8-sig")
-        return Path(file).read_text(encoding="utf-8-sig")
+            return sys.stdin.buffer.read(MOST_BYTES).decode("utf-8-sig", "strict")
+        with Path(file).open("rb") as opened:
+            return opened.read(MOST_BYTES).decode("utf-8-sig", "strict")
     except OSError as error:
         raise DescriptionError(f"{file!r} cannot be read ({error.strerror})") from None
     except ValueError:  # bytes that are no UTF-8, or a name that no file can have

@@ -455,6 +455,8 @@ def test_cuda_graphs_keep_the_host_out_of_the_way():
         ("--hidden-size 6x", "--hidden-size: '6x' is not a number"),
         ("--hidden-size 1.5", "--hidden-size: '1.5' is not a whole number of at least 0"),
         ("--num-layers -4", "--num-layers: '-4' is not a whole number of at least 0"),
+        ("--hidden-size 1e400", "--hidden-size: '1e400' is more than any run has"),
+        ("--hidden-size nan", "--hidden-size: 'nan' is more than any run has"),
         ("--hidden-size", "--hidden-size: takes one value, not 0"),
         ("--hidden-size 1 2", "--hidden-size: takes one value, not 2"),
         ("--bf16 --fp16", "--fp16: it cannot be had together with --bf16"),
@@ -499,6 +501,30 @@ def test_a_value_of_an_unset_variable_is_asked_for():
     text = f"torchrun pretrain_gpt.py {GPT} --tensor-model-parallel-size $TP --bf16"
     with pytest.raises(DescriptionError, match="not set are TP: say --var TP=VALUE"):
         import_megatron(text, nodes=1)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--pipeline-model-parallel-size 1000000000",
+        "--tensor-model-parallel-size 7 --pipeline-model-parallel-size 1000003",
+        "--pipeline-model-parallel-layout t*999999999999",
+        "--pipeline-model-parallel-layout ((((",
+        "--num-layers 1000000000000 --pipeline-model-parallel-size 8 "
+        "--num-virtual-stages-per-pipeline-rank 100000000",
+        "--num-experts 8 --moe-layer-freq [1]*9999*9999",
+        "--window-size 99999999999999999999,0",
+        "--nnodes 99999999999999999999",
+    ],
+)
+def test_absurd_sizes_are_refused_at_once(flags):
+    with pytest.raises(DescriptionError):
+        import_megatron(f"{GPT} {flags}", node="dgx-h100")
+
+
+def test_brackets_nested_too_deeply_are_refused():
+    with pytest.raises(DescriptionError, match="nests brackets too deeply"):
+        import_megatron("x=" + "${a:-$(" * 20_000)
 
 
 def test_how_many_nodes_must_be_said_somewhere():

@@ -1,7 +1,10 @@
 """Launch scripts are read as bash would run them, without running anything."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from simulator.errors import DescriptionError
 from simulator.exchange.megatron.shell import read_script
 
 
@@ -171,3 +174,22 @@ def test_nothing_is_run(tmp_path):
 def test_a_text_that_is_cut_off_anywhere_is_read_to_its_end(text):
     read_script(text)
     read_script(f"A=1\n{text}\nB=2 ")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="aA=$(){}[]<>|&;'\"`\\ \n#-+:%x1if", max_size=60))
+def test_any_text_is_read_to_its_end(text):
+    read_script(text)
+
+
+def test_a_text_that_doubles_itself_is_refused():
+    doubling = "A=xxxxxxxx\n" + "A=$A$A\n" * 60
+    with pytest.raises(DescriptionError, match="become more than"):
+        read_script(doubling)
+
+
+@pytest.mark.parametrize(
+    ("test", "holds"), [('[ "$NO" -eq 0 ]', False), ('[[ "$NO" -eq 0 ]]', True)]
+)
+def test_nothing_is_0_in_double_brackets_only(test, holds):
+    assert words_of(f"A=no\nif {test}; then A=yes; fi\nrun $A") == ["run", "yes" if holds else "no"]

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.errors import suggestion
+from simulator.describe.fields import MOST
+from simulator.errors import DescriptionError, suggestion
 from simulator.exchange.megatron.expansion import MARK, unknown_names
 from simulator.exchange.megatron.flags import ALIASES, FLAGS, OPPOSITES, Flag
 from simulator.exchange.megatron.shell import Command, Script, read_script
@@ -30,6 +31,8 @@ _SBATCH: Mapping[str, re.Pattern[str]] = {
     ),
 }
 """Slurm's own lines, which say what a launcher's flags do not."""
+MOST_TEXT = 1_000_000
+"""Characters of a script that is read."""
 _TRUE, _FALSE = {"true", "yes", "on"}, {"false", "no", "off"}
 _NOTHING = {"null", "none", "~", ""}
 
@@ -107,6 +110,8 @@ def read_arguments(
         given: values of shell variables, whatever the script assigns to them.
         more: flags laid over those of the text, as words.
     """
+    if len(text) > MOST_TEXT:
+        raise DescriptionError(f"its {len(text):,} characters are no launch script's")
     out = Arguments()
     for name, pattern in _SBATCH.items():
         if found := pattern.search(text):
@@ -114,7 +119,11 @@ def read_arguments(
     if _holds_settings(text):
         out.words |= dict(_settings(text))
     else:
-        _read_launch(read_script(text, given), out)
+        try:
+            script = read_script(text, given)
+        except RecursionError:
+            raise DescriptionError("the script nests brackets too deeply to be read") from None
+        _read_launch(script, out)
     _take(more, out)
     return out
 
@@ -255,9 +264,11 @@ def _typed(flag: Flag, words: tuple[str, ...]) -> tuple[Any, str]:
         number = float(words[0])
     except ValueError:
         return None, f"{words[0]!r} is not a number"
+    if not abs(number) <= MOST:
+        return None, f"{words[0]!r} is more than any run has"
     if flag.kind == "number":
         return number, ""
-    if number != int(number) or number < 0:
+    if not number.is_integer() or number < 0:
         return None, f"{words[0]!r} is not a whole number of at least 0"
     return int(number), ""
 

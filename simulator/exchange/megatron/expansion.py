@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from simulator.errors import DescriptionError
+
 MARK = "\N{REPLACEMENT CHARACTER}"
 """Around the name of what is not known."""
 
@@ -34,6 +36,8 @@ _ARITHMETIC: Mapping[type, Callable[[int, int], int]] = {
 }  # fmt: skip
 MOST_DIGITS = 18
 """Numbers of an arithmetic expression have no more."""
+MOST_CHARACTERS = 10_000_000
+"""Characters that all words of a script together may become."""
 
 
 def unknown(name: str = "") -> str:
@@ -56,11 +60,15 @@ class Variables:
     """Elements of each; a plain variable has one."""
     unset: set[str] = field(default_factory=set)
     """Names that were used and never set."""
+    characters: int = 0
+    """Of all words so far."""
 
     def assign(self, name: str, elements: list[str], *, more: bool = False) -> None:
         """Set a variable, or add to it; what is given stays."""
         if name in self.given:
             return
+        if more:
+            self._count(sum(map(len, self.values.get(name, ()))))
         elements = [_NAMELESS.sub(unknown(name), element) for element in elements]
         self.values[name] = [*self.values.get(name, ()), *elements] if more else elements
 
@@ -106,7 +114,21 @@ class Variables:
             else:
                 out.add(mark)
                 at += 1
-        return out.done()
+        words = out.done()
+        self._count(sum(map(len, words)))
+        return words
+
+    def _count(self, characters: int) -> None:
+        """Count what words become, so that a text that doubles itself ends.
+
+        Raises:
+            DescriptionError: when it is more than any script's.
+        """
+        self.characters += characters
+        if self.characters > MOST_CHARACTERS:
+            raise DescriptionError(
+                f"the words of the script become more than {MOST_CHARACTERS:,} characters"
+            )
 
     def _expand(self, raw: str, at: int, out: _Words, whole: bool) -> int:
         """Add what an expansion stands for, and return the place after it."""
@@ -150,7 +172,8 @@ class Variables:
             elements = self.elements(name)
         if index not in (None, "@", "*"):
             place = self.text(index)
-            inside_it = place.isdigit() and elements and int(place) < len(elements)
+            known = place.isdecimal() and len(place) <= MOST_DIGITS
+            inside_it = known and elements and int(place) < len(elements)
             elements = [elements[int(place)]] if inside_it and elements else None
         elif index is None and elements:
             elements = elements[:1]

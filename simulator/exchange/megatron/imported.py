@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,6 +64,7 @@ def import_megatron(
     world = _world(table)
     if world % share:
         args.complain("tensor-model-parallel-size", _too_few(args, table, world, share))
+        raise DescriptionError(args.problems)
     dp = max(1, world // share)
     model.model(draft)
     plan.plan(draft, dp, run.gradient_bytes(args))
@@ -158,7 +160,7 @@ def _launcher(args: Arguments, flag: str) -> int | None:
     """Return a launcher's count, or None where it is not told or only a run would tell."""
     words = args.words.get(flag, ())
     upper = words[0].rpartition(":")[2] if len(words) == 1 else ""  # torchrun's MIN:MAX
-    return int(upper) if upper.isdigit() and int(upper) else None
+    return int(upper) if re.fullmatch("[0-9]{1,9}", upper) and int(upper) else None
 
 
 def _graphed(draft: Draft, table: dict[str, Any]) -> dict[str, Any]:
@@ -202,9 +204,7 @@ def _size(degree: str) -> str:
 def _too_few(args: Arguments, table: Mapping[str, Any], world: int, share: int) -> str:
     """Say that the devices are no multiple of those that hold one model."""
     per_node = world // table.get("num_nodes", 1)
-    nodes = -(-share // per_node)
-    while nodes * per_node % share:
-        nodes += 1
+    nodes = share // math.gcd(share, per_node)
     parts = " x ".join(str(args[_size(d)]) for d in ("tensor", "pipeline", "context"))
     return (
         f"tensor x pipeline x context = {parts} = {share} devices hold one model, and "

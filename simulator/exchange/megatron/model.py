@@ -175,7 +175,7 @@ def _biases(draft: Draft) -> None:
 
 def _window(draft: Draft, text: str) -> None:
     """Set how far back attention reaches, from ``(back, ahead)``."""
-    numbers = re.fullmatch(r"\(?\s*(-?\d+)\s*,\s*(-?\d+)\s*\)?", text)
+    numbers = re.fullmatch(r"\(?\s*(-?\d{1,15})\s*,\s*(-?\d{1,15})\s*\)?", text)
     if not numbers:
         draft.args.complain("window-size", f"{text!r} is not two numbers (back,ahead)")
     elif int(numbers[1]) > 0:
@@ -225,11 +225,11 @@ def _experts(draft: Draft) -> None:
 def _sparse_layers(draft: Draft) -> tuple[int, int]:
     """Return how many first layers are dense, and of how many layers one has experts."""
     text, layers = draft.args["moe-layer-freq"] or "1", layers_of(draft.args)
-    if text.isdigit():
+    if re.fullmatch("[1-9][0-9]{0,8}", text):
         return 0, int(text)
     try:
         pattern = _pattern(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         draft.args.complain("moe-layer-freq", f"{text!r} is no number and no list as [0]*3+[1]*58")
         return 0, 1
     first = pattern.index(1) if 1 in pattern else len(pattern)
@@ -262,7 +262,10 @@ def _pattern(node: ast.expr) -> list[int]:
         times = node.right.value if isinstance(node.right, ast.Constant) else None
         if not isinstance(times, int) or not 0 <= times <= MOST_LAYERS:
             raise ValueError
-        value = _pattern(node.left) * times
+        value = _pattern(node.left)
+        if len(value) * times > MOST_LAYERS:
+            raise ValueError
+        value = value * times
     if value is None or len(value) > MOST_LAYERS:
         raise ValueError
     return list(value)

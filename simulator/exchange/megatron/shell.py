@@ -90,6 +90,8 @@ class _Reader:
         self.status: bool | str | None = True
         self.skips = False
         """Whether ``&&`` or ``||`` keeps the next command from running."""
+        self.lenient = False
+        """Whether nothing counts as 0 in the test at hand."""
         self.depth = 0
         self.shift = 0
         """Lines before the text that is read, where it stands inside another."""
@@ -275,7 +277,7 @@ class _Reader:
         if first.startswith("(("):
             value = self.variables.arithmetic(first[2:-2])
             return None if MARK in value else value != "0"
-        inner = command[1:]
+        inner, self.lenient = command[1:], first == "[["
         return self._either([t.text for t in inner if t.text not in ("]", "]]", "\n")])
 
     def _either(self, raws: list[str]) -> bool | None:
@@ -299,8 +301,10 @@ class _Reader:
         if len(words) == 3 and words[1] in ("=", "==", "!="):
             return fnmatch.fnmatchcase(words[0], words[2]) == (words[1] != "!=")
         if len(words) == 3 and words[1] in _COMPARISONS:
+            if "" in words and not self.lenient:  # [ "" -eq 0 ] is an error, and so not true
+                return False
             try:
-                return _COMPARISONS[words[1]](int(words[0]), int(words[2]))
+                return _COMPARISONS[words[1]](int(words[0] or 0), int(words[2] or 0))
             except ValueError:
                 return None
         return None

@@ -9,6 +9,8 @@ from itertools import groupby
 from simulator.exchange.megatron.arguments import Arguments
 
 _PARTS = {"E": "embedding", "t": "layer", "m": "multi-token prediction", "L": "loss"}
+MOST_STAGES = 100_000
+"""Stages of a pipeline."""
 MOST_PARTS = 100_000
 """Letters of a layout with all repetitions written out."""
 
@@ -43,6 +45,9 @@ def chunks_of(args: Arguments) -> int:
             )
             return 1
         return int(whole // (pp * each))
+    if pp * (per_rank or 1) > MOST_STAGES:
+        args.complain("pipeline-model-parallel-size", f"it makes more than {MOST_STAGES} stages")
+        return 1
     return max(1, per_rank or 1)
 
 
@@ -63,6 +68,9 @@ def layers_per_stage(args: Arguments) -> tuple[int, ...] | None:
     whole = layers - sum(uneven) if uneven else layers + _accounted(args)
     ranks = pp - len(uneven)
     if pp == 1:
+        return None
+    if pp * chunks_of(args) > max(layers, 1):
+        args.complain("num-layers", f"{layers} are fewer than the {pp * chunks_of(args)} stages")
         return None
     if whole < 0 or (ranks and whole % ranks) or (not ranks and whole):
         args.complain(
@@ -130,7 +138,7 @@ def _layout(args: Arguments, layout: str) -> list[str]:
     a stage, ``(...)*n`` and ``x*n`` repeat, commas mean nothing.
     """
     text = layout.replace(",", "")
-    for pattern in (r"\(([^()]+)\)\*(\d+)", r"(.)\*(\d+)"):
+    for pattern in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):
         if sum(len(f[1]) * int(f[2]) for f in re.finditer(pattern, text)) > MOST_PARTS:
             args.complain("pipeline-model-parallel-layout", "it has more parts than any model")
             return ["EtL"]

@@ -35,7 +35,7 @@ def tokens(text: str) -> Iterator[Token]:
     """Yield the tokens of a script, its line ends included."""
     text = text.replace("\r\n", "\n")
     documents: list[tuple[str, int]] = []
-    at, line = 0, 1
+    at, line, last = 0, 1, text.rfind("))")
     while at < len(text):
         start = at
         operator = next((o for o in _OPERATORS if text.startswith(o, at)), None)
@@ -45,7 +45,7 @@ def tokens(text: str) -> Iterator[Token]:
             at += 1
         elif text[at] == "#":
             at = _end(text, "\n", at)
-        elif arithmetic := _ARITHMETIC.match(text, at):
+        elif at < last and (arithmetic := _ARITHMETIC.match(text, at)):
             at = arithmetic.end()
             yield Token("word", arithmetic[0], line)
         elif redirection := _REDIRECTION.match(text, at):
