@@ -125,7 +125,24 @@ def test_uneven_stages_survive_the_way_there_and_back():
            "decoder-first-pipeline-num-layers": 2, "decoder-last-pipeline-num-layers": 4}
     )  # fmt: skip
     assert scenario.layers_per_stage == (2, 5, 5, 4)
-    assert again(scenario).layers_per_stage == (2, 5, 5, 4)
+    assert again(scenario) == scenario
+
+
+@pytest.mark.parametrize(
+    ("plan", "flag"),
+    [
+        ({"plan.layers_per_stage": [9, 7, 8, 8]},
+         "--pipeline-model-parallel-layout 'Et*9|t*7|t*8|t*8L'"),
+        ({"plan.layout": "E|t*11|t*11|t*10L"},
+         "--pipeline-model-parallel-layout 'E|t*11|t*11|t*10L'"),
+        ({"plan.first_stage_layers": 0, "plan.last_stage_layers": 8},
+         "--decoder-first-pipeline-num-layers 0"),
+    ],
+)  # fmt: skip
+def test_a_division_has_its_flag_and_survives(plan, flag):
+    scenario = sim.load("llama-3-8b-3d", plan)
+    assert flag in to_megatron(scenario)
+    assert again(scenario).layers_per_stage == scenario.layers_per_stage
 
 
 @pytest.mark.parametrize("name", ["gpt3-175b-1024gpu", "llama-3-8b-3d", "llama-3-405b-16384gpu"])
@@ -133,11 +150,13 @@ def test_what_has_no_flag_is_said_and_all_else_survives(name):
     scenario = sim.load(name)
     back = again(scenario)
     said = " ".join(unsaid(scenario))
+    assert back.layers_per_stage == scenario.layers_per_stage  # as a layout, where it is a list
+    elsewhere = ("num_steps", "layers_per_stage", "layout")
     for part in ("plan", "run"):
         ours, theirs = getattr(scenario, part), getattr(back, part)
         for field in dataclasses.fields(ours):
             if getattr(ours, field.name) != getattr(theirs, field.name):
-                assert field.name in said or field.name == "num_steps", field.name
+                assert field.name in said or field.name in elsewhere, field.name
 
 
 @pytest.mark.parametrize(

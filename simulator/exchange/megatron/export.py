@@ -12,7 +12,8 @@ from simulator.errors import DescriptionError
 from simulator.exchange.megatron.model import LATENT, NORMS, POSITIONS
 from simulator.exchange.megatron.plan import CP_STYLES, SHARDING
 from simulator.exchange.megatron.run import LINEAR, SCALING
-from simulator.exchange.megatron.stages import layout_text
+from simulator.exchange.megatron.stages import OF_LAYERS, layout_text
+from simulator.schedules import schedule_name
 
 _ACTIVATIONS = {
     (True, "silu"): "swiglu", (True, "gelu"): "quick-geglu", (False, "relu2"): "squared-relu",
@@ -30,7 +31,8 @@ _OF_A_DECODER = ("causal", "token_types", "embedding_norm", "head_transform", "h
 _SAID = {
     "plan": {
         "dp", "tp", "pp", "cp", "cp_style", "ep", "etp", "schedule", "chunks", "microbatch_size",
-        "layers_per_stage", "order", "bucket_size", "grad_overlap", "zero", "dp_shard",
+        "layers_per_stage", "layout", "stage_cut", "microbatch_group", *OF_LAYERS.values(),
+        "order", "bucket_size", "grad_overlap", "zero", "dp_shard",
         "reshard_after_forward", "offload_optimizer", "offload_activations", "recompute",
         "recompute_layers", "sequence_parallel", "p2p_overlap", "tp_overlap", "expert_capacity",
     },
@@ -67,7 +69,7 @@ def to_megatron(scenario: Scenario) -> list[str]:
     return [
         f"--{name}" if value is True else f"--{name} {value}"
         for name, value in settings.items()
-        if value not in (None, False)
+        if value is not None and value is not False
     ]
 
 
@@ -125,7 +127,7 @@ def _refusals(s: Scenario) -> Iterator[str]:
     tables: tuple[tuple[str, object, object], ...] = (
         ("model.norm", model.norm, list(NORMS.values())),
         ("model.position", model.position, list(POSITIONS.values())),
-        ("plan.schedule", plan.schedule, _SCHEDULES),
+        ("plan.schedule", _schedule(plan.schedule), _SCHEDULES),
         ("plan.recompute", plan.recompute, ("none", "selective", "full")),
         ("plan.gradient_exchange", plan.gradient_exchange, ("all_reduce",)),
         ("run.optimizer", run.optimizer, list(_OPTIMIZERS)),
@@ -140,6 +142,14 @@ def _refusals(s: Scenario) -> Iterator[str]:
         yield "model.attention_bias, output_bias, mlp_bias: Megatron-LM has all, none, or of qkv"
     if not run.trains_all or run.fake_quantization:
         yield "run: Megatron-LM's flags train every parameter, without adapters or rounding"
+
+
+def _schedule(name: str) -> str:
+    """Return the usual spelling of a schedule's name; a file's name stays."""
+    try:
+        return schedule_name(name)
+    except DescriptionError:
+        return name
 
 
 def _biases(model: Model) -> tuple[bool, bool, bool]:
@@ -200,7 +210,7 @@ def _experts(model: Any) -> dict[str, Any]:
 
 def _pipeline(s: Scenario) -> dict[str, Any]:
     plan: Any = s.plan
-    looped, listed = plan.chunks > 1, plan.layers_per_stage is not None
+    looped, listed = plan.chunks > 1, _listed(plan)
     cp, tp = getattr(plan, "cp", 1), plan.tp
     return {
         "tensor-model-parallel-size": tp,
@@ -212,6 +222,8 @@ def _pipeline(s: Scenario) -> dict[str, Any]:
         "moe-expert-capacity-factor": getattr(plan, "expert_capacity", None),
         "num-virtual-stages-per-pipeline-rank": plan.chunks if looped and not listed else None,
         "pipeline-model-parallel-layout": _quoted_layout(s) if listed else None,
+        **({} if listed else {flag: getattr(plan, key) for flag, key in OF_LAYERS.items()}),
+        "microbatch-group-size-per-virtual-pipeline-stage": plan.microbatch_group,
         "no-overlap-p2p-communication": looped and not plan.p2p_overlap,
         "sequence-parallel": plan.sequence_parallel,
         "tp-comm-overlap": plan.tp_overlap == "all",
@@ -225,7 +237,13 @@ def _sparse(s: Scenario) -> bool:
 
 def _quoted_layout(s: Scenario) -> str:
     mtp = getattr(s.model, "num_nextn_predict_layers", 0) or 0
-    return f"'{layout_text(s.layers_per_stage, mtp)}'"
+    return f"'{s.plan.layout or layout_text(s.layers_per_stage, mtp)}'"
+
+
+def _listed(plan: Any) -> bool:
+    """Return whether stages are said one by one, or balanced, for which there is no flag."""
+    named = plan.layers_per_stage is not None or plan.layout is not None
+    return plan.pp > 1 and (named or plan.stage_cut != "uniform")
 
 
 def _data(s: Scenario) -> dict[str, Any]:

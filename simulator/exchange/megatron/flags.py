@@ -90,12 +90,14 @@ FLAGS: Mapping[str, Flag] = {
     # --- the pipeline ---
     "num-layers-per-virtual-pipeline-stage": _count("plan.chunks, plan.schedule"),
     "num-virtual-stages-per-pipeline-rank": _count("plan.chunks, plan.schedule"),
-    "microbatch-group-size-per-virtual-pipeline-stage": _count("the interleaved schedule's rounds"),
-    "decoder-first-pipeline-num-layers": _count("plan.layers_per_stage"),
-    "decoder-last-pipeline-num-layers": _count("plan.layers_per_stage"),
-    "account-for-embedding-in-pipeline-split": _switch("plan.layers_per_stage"),
-    "account-for-loss-in-pipeline-split": _switch("plan.layers_per_stage"),
-    "pipeline-model-parallel-layout": Flag("text", None, "plan.layers_per_stage, plan.chunks"),
+    "microbatch-group-size-per-virtual-pipeline-stage": _count("plan.microbatch_group"),
+    "decoder-first-pipeline-num-layers": _count("plan.first_stage_layers"),
+    "decoder-last-pipeline-num-layers": _count("plan.last_stage_layers"),
+    "account-for-embedding-in-pipeline-split": _switch(
+        "plan.account_for_embedding_in_pipeline_split"
+    ),
+    "account-for-loss-in-pipeline-split": _switch("plan.account_for_loss_in_pipeline_split"),
+    "pipeline-model-parallel-layout": Flag("text", None, "plan.layout, plan.chunks"),
     "no-overlap-p2p-communication": _switch("plan.p2p_overlap"),
     # --- data parallelism ---
     "use-distributed-optimizer": _switch("plan.zero"),

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from simulator.describe.plan import AXES
 from simulator.exchange.megatron.draft import Draft
-from simulator.exchange.megatron.stages import chunks_of, layers_of, layers_per_stage
+from simulator.exchange.megatron.stages import (
+    OF_CHUNKS,
+    OF_LAYERS,
+    chunks_of,
+    divide,
+    most_layers,
+)
 
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """Stage of ZeRO of Megatron FSDP's ``--data-parallel-sharding-strategy``."""
@@ -29,7 +35,7 @@ def plan(draft: Draft, dp: int, gradient_bytes: int) -> None:
     _context(draft)
     _experts(draft, tp)
     _order(draft)
-    _pipeline(draft, pp)
+    _pipeline(draft, pp, dp)
     draft.put("plan.microbatch_size", args["micro-batch-size"] or 1, "micro-batch-size")
     if not args["micro-batch-size"]:
         args.complain("micro-batch-size", "Megatron-LM needs it, and it is not given")
@@ -79,35 +85,37 @@ def _order(draft: Draft) -> None:
     draft.note("plan.order", "Megatron-LM's order of ranks")
 
 
-def _pipeline(draft: Draft, pp: int) -> None:
+def _pipeline(draft: Draft, pp: int, dp: int) -> None:
     args, chunks = draft.args, chunks_of(draft.args)
-    of_chunks = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank",
-                 "pipeline-model-parallel-layout")  # fmt: skip
-    of_layers = (
-        "pipeline-model-parallel-layout", "decoder-first-pipeline-num-layers",
-        "decoder-last-pipeline-num-layers", "account-for-embedding-in-pipeline-split",
-        "account-for-loss-in-pipeline-split",
-    )  # fmt: skip
     group = "microbatch-group-size-per-virtual-pipeline-stage"
-    draft.takes(*of_chunks, *of_layers, "no-overlap-p2p-communication", group)
+    draft.takes(*OF_CHUNKS, *OF_LAYERS, "no-overlap-p2p-communication", group)
     if pp == 1:
         return
     looped = chunks > 1
     schedule = "Interleaved1F1B" if looped else "1F1B"
-    behind = of_chunks if looped else ("pipeline-model-parallel-size",)
+    behind = OF_CHUNKS if looped else ("pipeline-model-parallel-size",)
     draft.put("plan.schedule", schedule, *behind)
     if looped:
-        draft.put("plan.chunks", chunks, *of_chunks)
-    if looped and args[group] not in (None, pp):
-        draft.refuse(group, f"rounds of other than --pipeline-model-parallel-size {pp} microbatches"
-                     " are not built")  # fmt: skip
-    counts = layers_per_stage(args)
-    if counts is not None:
-        draft.put("plan.layers_per_stage", counts, *of_layers)
+        draft.put("plan.chunks", chunks, *OF_CHUNKS)
+        _rounds(draft, pp, dp, group)
+    divide(draft)
     overlaps = looped and not args["no-overlap-p2p-communication"]
     draft.put("plan.p2p_overlap", overlaps, "no-overlap-p2p-communication")
     why = "overlap in the interleaved schedule" if overlaps else "block"
     draft.note("plan.p2p_overlap", f"Megatron-LM's messages {why}")
+
+
+def _rounds(draft: Draft, pp: int, dp: int, flag: str) -> None:
+    """Set the microbatches of a round: as many as pipeline ranks, where the flag is absent.
+
+    That is what the schedule does anyhow when they divide the microbatches.
+    """
+    args = draft.args
+    batch, micro = args["global-batch-size"], args["micro-batch-size"] or 1
+    even = batch is None or (batch // (micro * dp)) % pp == 0
+    size = args[flag] or pp
+    if size != pp or not even:
+        draft.put("plan.microbatch_group", size, flag)
 
 
 def _tensors(draft: Draft, tp: int) -> None:
@@ -207,8 +215,7 @@ def _recomputed_layers(draft: Draft, *, old: bool) -> None:
     if method not in ("uniform", "block"):
         args.complain(names[0], "Megatron-LM's full recomputation needs it: uniform or block")
         return
-    stages = args["pipeline-model-parallel-size"] * chunks_of(args)
-    largest = max(layers_per_stage(args) or (layers_of(args) // stages,))
+    largest = most_layers(draft)
     if method == "block" and count < largest:
         draft.put("plan.recompute_layers", count, names[1], names[0])
     if method == "uniform" and count > 1:
@@ -226,8 +233,7 @@ def _offload(draft: Draft) -> None:
     count = args["cpu-offloading-num-layers"]
     if not count:
         return
-    stages = args["pipeline-model-parallel-size"] * chunks_of(args)
-    if count >= layers_of(args) // stages:
+    if count >= most_layers(draft):
         draft.put("plan.offload_activations", True, "cpu-offloading-num-layers")
     else:
         draft.refuse("cpu-offloading-num-layers", "activations of all layers go to the host, or "

@@ -19,6 +19,9 @@ from simulator.exchange.megatron.words import Token, tokens
 DEEPEST = 5
 """Texts inside texts (``bash -c``, here-documents) that are read."""
 
+DEEPEST_DOUBT = 20
+"""Branches around a command that are asked why it is left out."""
+
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _DECLARATIONS = {"export", "declare", "local", "readonly", "typeset"}
 _OPENING = {"for": "loop", "while": "loop", "until": "loop", "select": "loop", "case": "case"}
@@ -123,7 +126,7 @@ class _Reader:
     @property
     def runs(self) -> bool:
         """Whether the branch at hand is taken."""
-        return all(frame.taking for frame in self.frames)
+        return not self.frames or self.frames[-1].taking
 
     def note(self, line: int, what: str) -> None:
         self.notes.append(f"line {line + self.shift}: {what}")
@@ -242,7 +245,8 @@ class _Reader:
 
     def leave(self, command: list[Token]) -> None:
         """Note what is left out, where it hung on what is not known."""
-        doubt = next((f.doubt for f in self.frames if f.doubt and not f.done), "")
+        near = self.frames[-DEEPEST_DOUBT:]
+        doubt = next((f.doubt for f in near if f.doubt and not f.done), "")
         doubt = doubt or (f"line {command[0].line + self.shift}" if self._undecided() else "")
         adds = any(t.kind == "array" or _ASSIGNMENT.match(t.text) for t in command[:1])
         if doubt and adds:

@@ -2,53 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import groupby
 
+from simulator.describe.layout import read_layout
+from simulator.describe.plan import Plan
+from simulator.describe.stages import even_layers, listed_layers
+from simulator.errors import DescriptionError
 from simulator.exchange.megatron.arguments import Arguments
+from simulator.exchange.megatron.draft import Draft
 
-_PARTS = {"E": "embedding", "t": "layer", "m": "multi-token prediction", "L": "loss"}
 MOST_STAGES = 100_000
 """Stages of a pipeline."""
-MOST_PARTS = 100_000
-"""Letters of a layout with all repetitions written out."""
 
+OF_CHUNKS = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank",
+             "pipeline-model-parallel-layout")  # fmt: skip
+"""Flags that say how many stages a pipeline rank holds; one of them may be given."""
 
-def chunks_of(args: Arguments) -> int:
-    """Return the stages of each pipeline rank (``virtual_pipeline_model_parallel_size``)."""
-    pp, layers = args["pipeline-model-parallel-size"], layers_of(args)
-    layout = args["pipeline-model-parallel-layout"]
-    each = args["num-layers-per-virtual-pipeline-stage"]
-    per_rank = args["num-virtual-stages-per-pipeline-rank"]
-    if sum(x is not None for x in (layout, each, per_rank)) > 1:
-        args.complain(
-            "num-layers-per-virtual-pipeline-stage",
-            "one of it, --num-virtual-stages-per-pipeline-rank and "
-            "--pipeline-model-parallel-layout may be given",
-        )
-        return 1
-    if layout is not None:
-        stages = len(_layout(args, layout))
-        if stages % pp:
-            args.complain(
-                "pipeline-model-parallel-layout",
-                f"{stages} stages are no multiple of the {pp} pipeline ranks",
-            )
-        return max(1, stages // int(pp))
-    if each is not None:
-        whole = layers + _accounted(args)
-        if each < 1 or whole % (pp * each):
-            args.complain(
-                "num-layers-per-virtual-pipeline-stage",
-                f"{each} x {pp} pipeline ranks do not divide {whole} layers",
-            )
-            return 1
-        return int(whole // (pp * each))
-    if pp * (per_rank or 1) > MOST_STAGES:
-        args.complain("pipeline-model-parallel-size", f"it makes more than {MOST_STAGES} stages")
-        return 1
-    return max(1, per_rank or 1)
+OF_LAYERS = {
+    "decoder-first-pipeline-num-layers": "first_stage_layers",
+    "decoder-last-pipeline-num-layers": "last_stage_layers",
+    "account-for-embedding-in-pipeline-split": "account_for_embedding_in_pipeline_split",
+    "account-for-loss-in-pipeline-split": "account_for_loss_in_pipeline_split",
+}
+"""Flags that relieve the ends of the pipeline, and the fields of a plan that say the same."""
 
 
 def layers_of(args: Arguments) -> int:
@@ -56,110 +33,93 @@ def layers_of(args: Arguments) -> int:
     return int(args["num-layers"] or args["encoder-num-layers"] or 0)
 
 
-def layers_per_stage(args: Arguments) -> tuple[int, ...] | None:
-    """Return the layers of each stage, or None where all have equally many."""
-    pp, layers = args["pipeline-model-parallel-size"], layers_of(args)
+def layout_of(args: Arguments) -> str | None:
+    """Return the layout that is given, without the backslashes that keep a shell off it."""
     layout = args["pipeline-model-parallel-layout"]
+    return None if layout is None else str(layout).replace("\\", "")
+
+
+def chunks_of(args: Arguments) -> int:
+    """Return the stages of each pipeline rank (``virtual_pipeline_model_parallel_size``)."""
+    pp = args["pipeline-model-parallel-size"]
+    said = [flag for flag in OF_CHUNKS if args[flag] is not None]
+    if len(said) > 1:
+        args.complain(said[0], f"it cannot be had together with --{said[1]}")
+        return 1
+    layout, each = layout_of(args), args["num-layers-per-virtual-pipeline-stage"]
     if layout is not None:
-        return _of_layout(args, layout, layers)
-    first = args["decoder-first-pipeline-num-layers"]
-    last = args["decoder-last-pipeline-num-layers"]
-    uneven = [n for n in (first, last) if n is not None]
-    whole = layers - sum(uneven) if uneven else layers + _accounted(args)
-    ranks = pp - len(uneven)
-    if pp == 1:
-        return None
-    if pp * chunks_of(args) > max(layers, 1):
-        args.complain("num-layers", f"{layers} are fewer than the {pp * chunks_of(args)} stages")
-        return None
-    if whole < 0 or (ranks and whole % ranks) or (not ranks and whole):
-        args.complain(
-            "num-layers", f"{ranks} pipeline ranks do not divide {whole} of the {layers} layers"
-        )
-        return None
-    of_rank = [whole // ranks if ranks else 0] * pp
-    if first is not None:
-        of_rank[0] = first
-    if last is not None:
-        of_rank[-1] = last
-    return _over_chunks(args, of_rank)
+        return _stages(args, layout) // int(pp) or 1
+    if each is not None:
+        whole = layers_of(args) + _accounted(args)
+        if each < 1 or whole % (pp * each):
+            args.complain(said[0], f"{each} x {pp} pipeline ranks do not divide {whole} layers")
+            return 1
+        return int(whole // (pp * each))
+    chunks = args["num-virtual-stages-per-pipeline-rank"] or 1
+    if pp * chunks > MOST_STAGES:
+        args.complain("pipeline-model-parallel-size", f"it makes more than {MOST_STAGES} stages")
+        return 1
+    return int(chunks)
 
 
-def _over_chunks(args: Arguments, of_rank: Sequence[int]) -> tuple[int, ...] | None:
-    """Divide the layers of each rank over its chunks, embedding and loss counted as layers."""
-    chunks = chunks_of(args)
-    if wrong := [n for n in of_rank if n % chunks]:
-        args.complain(
-            "num-virtual-stages-per-pipeline-rank",
-            f"{chunks} stages do not divide the {wrong[0]} layers of a pipeline rank",
-        )
-        return None
-    stages = [n // chunks for n in of_rank] * chunks
-    stages[0] -= args["account-for-embedding-in-pipeline-split"]
-    stages[-1] -= args["account-for-loss-in-pipeline-split"]
-    return tuple(stages) if len(set(stages)) > 1 else None
+def _stages(args: Arguments, layout: str) -> int:
+    """Return the stages of a layout; they must be as many on each pipeline rank."""
+    flag, pp = "pipeline-model-parallel-layout", args["pipeline-model-parallel-size"]
+    try:
+        stages = read_layout(layout)
+    except DescriptionError as error:
+        for problem in error.problems:
+            args.complain(flag, problem)
+        return int(pp)
+    mtp, said = args["mtp-num-layers"] or 0, "".join(stages).count("m")
+    if said != mtp:
+        args.complain(flag, f"it has {said} layers that predict further tokens, the model {mtp}")
+    if len(stages) % pp:
+        args.complain(flag, f"{len(stages)} stages are no multiple of the {pp} pipeline ranks")
+    return len(stages)
+
+
+def divide(draft: Draft) -> None:
+    """Set how the layers are divided; Megatron-LM divides evenly what the ends do not take."""
+    args, pp = draft.args, draft.args["pipeline-model-parallel-size"]
+    layout = layout_of(args)
+    if layout is not None:
+        draft.put("plan.layout", layout, "pipeline-model-parallel-layout")
+        return
+    for flag, key in OF_LAYERS.items():
+        if args[flag] is not None and args[flag] is not False:
+            draft.put(f"plan.{key}", args[flag], flag)
+    ends = [args[flag] for flag in list(OF_LAYERS)[:2] if args[flag] is not None]
+    ranks = pp - len(ends)
+    rest = layers_of(args) - sum(ends) if ends else layers_of(args) + _accounted(args)
+    if rest < 0 or (rest % ranks if ranks else rest):
+        what = "the others" if ends else "pipeline ranks"
+        args.complain("num-layers", f"{ranks} {what} do not divide {rest} layers evenly")
 
 
 def _accounted(args: Arguments) -> int:
     """Return how many layers embedding and loss are counted as."""
-    names = ("account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split")
-    return sum(args[name] for name in names)
+    return sum(args[flag] for flag in list(OF_LAYERS)[2:])
 
 
-def _of_layout(args: Arguments, layout: str, layers: int) -> tuple[int, ...] | None:
-    """Return the layers of each stage of a layout, after checking its order."""
-    stages = _layout(args, layout)
-    parts = "".join(stages)
-    mtp = args["mtp-num-layers"] or 0
-    problem = ""
-    if not re.fullmatch("Et*m*L", parts):
-        problem = "parts must come as embedding E, layers t, multi-token prediction m, loss L"
-    elif parts.count("t") != layers or parts.count("m") != mtp:
-        problem = (
-            f"it has {parts.count('t')} layers and {parts.count('m')} of multi-token prediction, "
-            f"the model {layers} and {mtp}"
-        )
-    elif mtp and stages[-1].count("m") != mtp:
-        problem = "multi-token prediction apart from the loss is not modelled; put m before L"
-    elif "t" not in "".join(stages[:1]) or not all("t" in stage for stage in stages):
-        empty = next(i for i, stage in enumerate(stages) if "t" not in stage)
-        problem = f"stage {empty} has no layer, and stages without one are not modelled"
-    if problem:
-        args.complain("pipeline-model-parallel-layout", problem)
-        return None
-    counts = tuple(stage.count("t") for stage in stages)
-    return counts if len(set(counts)) > 1 else None
-
-
-def _layout(args: Arguments, layout: str) -> list[str]:
-    """Return the letters of each stage of a layout, repetitions written out.
-
-    The grammar is that of megatron/core/transformer/pipeline_parallel_layer_layout.py: ``|`` ends
-    a stage, ``(...)*n`` and ``x*n`` repeat, commas mean nothing.
-    """
-    text = layout.replace(",", "")
-    for pattern in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):
-        if sum(len(f[1]) * int(f[2]) for f in re.finditer(pattern, text)) > MOST_PARTS:
-            args.complain("pipeline-model-parallel-layout", "it has more parts than any model")
-            return ["EtL"]
-        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
-    if strange := set(text) - {*_PARTS, "|"}:
-        known = ", ".join(f"{letter} {what}" for letter, what in _PARTS.items())
-        args.complain(
-            "pipeline-model-parallel-layout",
-            f"{min(strange)!r} is no part of a layout; parts are {known}, and | between stages",
-        )
-        return ["EtL"]
-    return text.split("|")
+def most_layers(draft: Draft) -> int:
+    """Return the layers of the largest stage, or 0 where the division is wrong."""
+    said = ("pp", "chunks", "schedule", "layout", *OF_LAYERS.values())
+    table = {k: v for k, v in draft.tables["plan"].items() if k in said}
+    try:
+        plan = Plan(**table)
+        return max(listed_layers(plan) or even_layers(plan, layers_of(draft.args)))
+    except DescriptionError:
+        return 0  # the scenario says what is wrong
 
 
 def layout_text(counts: Sequence[int], mtp: int = 0) -> str:
     """Return the layout of stages with so many layers each."""
-    bodies = ["t" if n == 1 else f"t*{n}" for n in counts]
-    first, *middle, last = (bodies * 2)[:2] if len(bodies) == 1 else bodies
+    bodies = ["" if not n else "t" if n == 1 else f"t*{n}" for n in counts]
     end = f"{'m' * mtp}L"
     if len(bodies) == 1:
-        return f"E{first}{end}"
+        return f"E{bodies[0]}{end}"
+    first, *middle, last = bodies
     runs = ((body, len(list(group))) for body, group in groupby(middle))
     inner = "".join(f"{body}|" if n == 1 else f"({body}|)*{n}" for body, n in runs)
     return f"E{first}|{inner}{last}{end}"
