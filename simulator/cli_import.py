@@ -65,6 +65,25 @@ def import_megatron(
     _finish(imported, out, strict)
 
 
+@import_group.command("torchtitan")
+@_options
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED)
+def import_torchtitan(
+    file: str, node: str | None, nodes: int | None, cluster: str | None, out: str | None,
+    strict: bool, settings: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Print the scenario that a TOML file of torchtitan describes.
+
+    SETTINGS that follow --, as --parallelism.tensor_parallel_degree 4, are laid over the file.
+    """
+    from simulator.exchange import torchtitan
+
+    imported = torchtitan.import_torchtitan(
+        _read(file), name=_name(file), settings=settings, **_cluster(node, nodes, cluster)
+    )
+    _finish(imported, out, strict)
+
+
 def _cluster(node: str | None, nodes: int | None, cluster: str | None) -> dict[str, Any]:
     """Return what was asked for of the cluster."""
     if cluster is None:

@@ -28,6 +28,8 @@ from simulator.describe.fields import (
     split,
 )
 from simulator.describe.huggingface import read_config
+from simulator.describe.model import Model
+from simulator.describe.resnet import ResNet
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError, suggestion
 
@@ -313,6 +315,20 @@ def load_node(reference: str | Table, base: Path = Path()) -> Node:
     if problems:
         raise DescriptionError(problems)
     return typing.cast(Node, built)
+
+
+def load_model(reference: str) -> Model | ResNet:
+    """Return the model that a name of the catalogue or a path stands for.
+
+    Raises:
+        DescriptionError: with all problems of its file.
+    """
+    problems: list[str] = []
+    cls = typing.cast(type, rules(Scenario)["model"].base)
+    built = _Builder(Path("model"), problems).nested(cls, reference, "model", "models")
+    if problems:
+        raise DescriptionError(problems)
+    return typing.cast("Model | ResNet", built)
 
 
 def cluster_table(reference: str) -> Table:
