@@ -93,6 +93,68 @@ def flags(draw):
     }
 
 
+@st.composite
+def sparse_flags(draw):
+    """Flags of models with experts, latent attention and prediction further ahead."""
+    tp, pp = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2]))
+    latent, grouped = draw(st.booleans()), draw(st.booleans())
+    capacity, light = draw(st.sampled_from([None, 1.25])), draw(st.booleans())
+    each = draw(st.sampled_from([64, 128]))
+    return MODEL | {
+        "tensor-model-parallel-size": tp,
+        "pipeline-model-parallel-size": pp,
+        "sequence-parallel": tp > 1,
+        "micro-batch-size": 1,
+        "bf16": True,
+        "position-embedding-type": "rope",
+        "normalization": "RMSNorm",
+        "swiglu": True,
+        "disable-bias-linear": True,
+        "untie-embeddings-and-output-weights": True,
+        "use-distributed-optimizer": draw(st.booleans()),
+        "ffn-hidden-size": 128,
+        "num-experts": 8,
+        "moe-router-topk": draw(st.sampled_from([1, 2])),
+        "moe-ffn-hidden-size": each if each < 128 else None,
+        "moe-shared-expert-intermediate-size": draw(st.sampled_from([None, 2 * each])),
+        "moe-layer-freq": draw(st.sampled_from([None, "[0]*3+[1]*13"])),
+        "moe-router-num-groups": 4 if grouped else None,
+        "moe-router-group-topk": 2 if grouped else None,
+        "moe-expert-capacity-factor": capacity,
+        "moe-pad-expert-input-to-capacity": bool(capacity) and draw(st.booleans()),
+        "expert-model-parallel-size": draw(st.sampled_from([1, 2, 4])),
+        "expert-tensor-parallel-size": draw(st.sampled_from([None, 1])),
+        "moe-token-dispatcher-type": draw(st.sampled_from(["alltoall", "flex"])),
+        "multi-latent-attention": latent,
+        "qk-layernorm": latent or draw(st.booleans()),
+        "q-lora-rank": draw(st.sampled_from([None, 48])) if latent else None,
+        "kv-lora-rank": draw(st.sampled_from([None, 64])) if latent else None,
+        "mtp-num-layers": draw(st.sampled_from([None, 1])),
+        "recompute-granularity": "selective" if light else None,
+        "recompute-modules": "layernorm moe_act mla_up_proj" if light else None,
+        "exp-avg-dtype": "bf16",
+        "exp-avg-sq-dtype": "bf16",
+    }
+
+
+@settings(max_examples=100, deadline=None)
+@given(sparse_flags())
+def test_flags_of_experts_and_latent_attention_become_the_same_scenario(chosen):
+    scenario = imported(chosen)
+    assert again(scenario) == scenario
+    assert unsaid(scenario) == []
+
+
+@pytest.mark.parametrize("style", ["p2p", "a2a", "allgather"])
+def test_context_parallelism_survives_the_way_there_and_back(style):
+    scenario = imported(
+        MODEL | {"context-parallel-size": 2, "micro-batch-size": 1, "cp-comm-type": style,
+                 "overlap-grad-reduce": True, "bf16": True}
+    )  # fmt: skip
+    assert (scenario.plan.cp, scenario.plan.dp) == (2, 8)
+    assert again(scenario) == scenario
+
+
 @settings(max_examples=150, deadline=None)
 @given(flags())
 def test_flags_of_a_scenario_become_the_same_scenario(chosen):
@@ -166,7 +228,7 @@ def test_what_has_no_flag_is_said_and_all_else_survives(name):
         ("resnet50-ddp", {}, "resnet-50: Megatron-LM's flags describe transformers"),
         ("bert-large-ddp", {}, "model.causal False: its GPT is a decoder without it"),
         ("gpt2-xl-1gpu", {"run.optimizer": "adafactor"},
-         "run.optimizer 'adafactor': Megatron-LM has adamw, momentum, sgd, muon"),
+         "run.optimizer 'adafactor': Megatron-LM has adamw, adamw_bf16, momentum, sgd, muon"),
         ("gpt2-xl-1gpu", {"run.lora_rank": 8},
          "run: Megatron-LM's flags train every parameter, without adapters or rounding"),
     ],

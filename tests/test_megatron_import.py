@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from simulator.describe.loader import load_model
 from simulator.describe.plan import Plan
 from simulator.describe.run import Run
 from simulator.errors import DescriptionError
@@ -110,6 +111,83 @@ torchrun ${LAUNCH[@]} pretrain_gpt.py ${MODEL[@]} ${TRAIN[@]} ${KIND[@]} ${PARAL
 """
 
 
+MIXTRAL = r"""
+# flags and values of examples/mixtral/train_mixtral_8x7b_distributed.sh, NVIDIA/Megatron-LM 9b8acfd
+GPUS_PER_NODE=8
+NNODES=${SLURM_NNODES:-"1"}
+TOKENIZER_MODEL=$2
+LAUNCH=(--nproc_per_node $GPUS_PER_NODE --nnodes $NNODES --node_rank ${RANK:-"0"})
+MODEL=(--use-mcore-models --disable-bias-linear --seq-length 4096 --max-position-embeddings 32768
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+    --init-method-std 0.01 --attention-dropout 0.0 --hidden-dropout 0.0 --normalization RMSNorm
+    --position-embedding-type rope --swiglu --untie-embeddings-and-output-weights
+    --group-query-attention --num-query-groups 8 --no-masked-softmax-fusion
+    --no-position-embedding --rotary-base 1000000)
+MOE=(--num-experts 8 --moe-router-topk 2 --moe-router-load-balancing-type aux_loss
+    --moe-aux-loss-coeff 1e-2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall
+    --overlap-param-gather --overlap-grad-reduce)
+DATA=(--tokenizer-type Llama2Tokenizer --tokenizer-model ${TOKENIZER_MODEL} --data-path $3
+    --split 99990,8,2)
+TRAIN=(--micro-batch-size 1 --global-batch-size 256 --lr 1e-4 --train-iters 500000
+    --lr-decay-iters 320000 --lr-decay-style cosine --min-lr 1.0e-5 --weight-decay 0.1
+    --lr-warmup-iters 500 --clip-grad 1.0 --bf16)
+PARALLEL=(--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4
+    --expert-model-parallel-size 8 --use-distributed-optimizer --sequence-parallel)
+LOG=(
+    --log-interval 1 \
+    --save $1 \
+    --tensorboard-dir "${1}/tensorboard" \
+    --no-load-optim \
+    --no-load-rng
+)
+if [ -n "${WANDB_API_KEY}" ]; then
+    LOG+=(--wandb-project ${WANDB_PROJECT:-"Mixtral"})
+fi
+torchrun ${LAUNCH[@]} pretrain_gpt.py \
+    ${MODEL[@]} ${MOE[@]} ${DATA[@]} ${TRAIN[@]} ${PARALLEL[@]} ${LOG[@]}
+"""
+
+DEEPSEEK_V3 = """
+# flags and values of docs/discussions/megatron-fsdp-user-guide/example-scripts/
+# sbatch_mfsdp_deepseek_v3.sh, NVIDIA/Megatron-LM 157006d, without Megatron FSDP and recomputation
+TP=${TP:-1}
+EP=${EP:-8}
+ARGS=(
+    --tensor-model-parallel-size ${TP} --expert-model-parallel-size ${EP}
+    --expert-tensor-parallel-size 1 --context-parallel-size 1 --use-distributed-optimizer
+    --overlap-grad-reduce --overlap-param-gather --use-mcore-models --sequence-parallel
+    --use-flash-attn --disable-bias-linear --micro-batch-size ${MBS:-2}
+    --global-batch-size ${GBS:-2048} --no-check-for-nan-in-loss-and-grad --manual-gc
+    --transformer-impl transformer_engine --seq-length 4096
+    --tokenizer-type HuggingFaceTokenizer --tokenizer-model deepseek-ai/DeepSeek-V3
+    --num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128
+    --kv-channels 128 --max-position-embeddings 4096 --position-embedding-type rope
+    --rotary-base 10000 --make-vocab-size-divisible-by 3232 --normalization RMSNorm
+    --norm-epsilon 1e-6 --swiglu --untie-embeddings-and-output-weights --multi-latent-attention
+    --attention-dropout 0.0 --hidden-dropout 0.0 --clip-grad 1.0 --qk-layernorm
+    --num-experts 256 --moe-layer-freq [0]*3+[1]*58 --moe-ffn-hidden-size 2048
+    --moe-shared-expert-intermediate-size 2048 --moe-router-load-balancing-type seq_aux_loss
+    --moe-router-topk 8 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep
+    --moe-router-pre-softmax --moe-grouped-gemm --moe-aux-loss-coeff 1e-4
+    --moe-router-group-topk 4 --moe-router-num-groups 8 --moe-router-topk-scaling-factor 2.5
+    --moe-router-score-function sigmoid --moe-router-enable-expert-bias
+    --moe-router-bias-update-rate 1e-3 --moe-router-dtype fp32 --moe-permute-fusion
+    --moe-router-force-load-balancing --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128
+    --qk-pos-emb-head-dim 64 --v-head-dim 128 --rotary-scaling-factor 40 --mscale 1.0
+    --mscale-all-dim 1.0 --mtp-num-layers 1 --mtp-loss-scaling-factor 0.1 --bf16
+    --enable-experimental
+)
+CMD="
+cd ${MEGATRON_PATH};
+python ${MEGATRON_PATH}/pretrain_gpt.py ${ARGS[@]}"
+sbatch <<EOF
+#!/bin/bash
+#SBATCH --nodes=your_own_num_nodes
+srun --mpi=pmix -l bash -x -c "${CMD}" 2>&1 | tee log
+EOF
+"""
+
+
 def test_the_example_of_gpt3_has_174_6_billion_parameters():
     # 96 (12 h^2 + 13 h) + (51200 + 2048) h + 2 h with h = 12288; 50257 tokens to 128 x 8
     h = 12288
@@ -154,6 +232,33 @@ def test_the_example_of_llama_3_runs_as_its_flags_say():
     assert (s.run.precision, s.run.fp8_scaling, s.run.gradient_dtype) == ("fp8", "delayed", None)
     assert not s.plan.sequence_parallel  # Megatron-LM turns it off without tensor parallelism
     assert s.plan.bucket_size == 40e6 * 2  # 40 million parameters of 2 bytes
+
+
+def test_the_example_of_mixtral_has_46_7_billion_parameters():
+    imported = import_megatron(MIXTRAL, node="dgx-h100", nodes=4)
+    assert num_parameters(imported.scenario.model) == 46_702_792_704  # as Hugging Face counts
+    plan = imported.scenario.plan
+    assert (plan.pp, plan.ep, plan.etp, plan.dp, plan.zero) == (4, 8, 1, 8, 1)
+    assert imported.unknown == ()
+
+
+def test_the_example_of_mixtral_is_the_model_of_the_catalogue():
+    ours, theirs = import_megatron(MIXTRAL, nodes=4).scenario.model, load_model("mixtral-8x7b")
+    assert dataclasses.asdict(ours) == dataclasses.asdict(theirs) | {"name": ours.name}
+
+
+def test_the_example_of_deepseek_v3_is_the_model_of_the_catalogue():
+    # through a here-document and bash -c; 128815 tokens to 40 x 3232 = 129280
+    imported = import_megatron(DEEPSEEK_V3, node="dgx-h100", nodes=128)
+    assert imported.unknown == ()
+    ours, theirs = imported.scenario.model, load_model("deepseek-v3")
+    shown = dataclasses.asdict(theirs) | {"name": ours.name, "max_position_embeddings": 4096}
+    assert dataclasses.asdict(ours) == shown
+
+
+def test_the_example_of_deepseek_v3_sends_tokens_to_four_nodes():
+    plan = import_megatron(DEEPSEEK_V3, node="dgx-h100", nodes=128).scenario.plan
+    assert (plan.ep, plan.etp, plan.expert_dispatch) == (8, 1, "node_limited")
 
 
 def test_what_moves_times_and_is_not_modelled_is_listed_with_what_is_taken():
@@ -395,6 +500,98 @@ def test_ranks_are_in_megatrons_order_or_with_data_parallelism_outermost():
     assert plan_of("").order[-1] == "tp"
 
 
+EXPERTS = (
+    "--num-experts 8 --sequence-parallel --moe-token-dispatcher-type alltoall --swiglu "
+    "--untie-embeddings-and-output-weights "
+)
+
+
+def test_experts_are_divided_as_the_rest_of_a_layer_where_nothing_is_said():
+    # --expert-tensor-parallel-size is --tensor-model-parallel-size by default
+    assert plan_of(f"{EXPERTS} --tensor-model-parallel-size 2").etp == 2
+    flags = f"{EXPERTS} --tensor-model-parallel-size 2 --expert-tensor-parallel-size 1"
+    assert plan_of(flags).etp == 1
+
+
+def test_the_default_dispatcher_gathers_and_is_listed_as_not_modelled():
+    flags = EXPERTS.replace("--moe-token-dispatcher-type alltoall", "")
+    listed = read(f"{flags} --expert-model-parallel-size 2").not_modelled
+    assert any("moe-token-dispatcher-type allgather by default" in s for s in listed)
+
+
+@pytest.mark.parametrize(
+    ("flags", "dispatch"),
+    [
+        ("", "all_to_all"),
+        ("--moe-token-dispatcher-type flex", "deduplicated"),
+        ("--moe-token-dispatcher-type flex --moe-router-num-groups 4 --moe-router-group-topk 2",
+         "node_limited"),
+    ],
+)  # fmt: skip
+def test_deepep_sends_a_token_once(flags, dispatch):
+    plan = plan_of(f"{EXPERTS} --expert-model-parallel-size 4 {flags}")
+    assert plan.expert_dispatch == dispatch
+
+
+@pytest.mark.parametrize(
+    ("pattern", "dense", "every"),
+    [("1", 0, 1), ("2", 0, 2), ("[0]*1+[1]*3", 1, 1), ("([0]+[1]*3)", 1, 1), ("[1,0,1,0]", 0, 2),
+     ("[1,0]*2", 0, 2)],
+)  # fmt: skip
+def test_which_layers_have_experts_is_read_off_a_pattern(pattern, dense, every):
+    text = f"torchrun pretrain_gpt.py {GPT} {EXPERTS} --moe-layer-freq '{pattern}'"
+    model = import_megatron(text, nodes=1).scenario.model
+    assert (model.first_k_dense_replace, model.moe_layer_freq) == (dense, every)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sentence"),
+    [
+        ("[1]*3", "--moe-layer-freq: it is for 3 layers, not 4"),
+        ("[1,1,0,1]", "--moe-layer-freq '[1,1,0,1]': modelled are dense layers first, or experts "
+         "in every nth"),
+        ("often", "--moe-layer-freq: 'often' is no number and no list as [0]*3+[1]*58"),
+    ],
+)  # fmt: skip
+def test_another_pattern_is_refused(pattern, sentence):
+    assert sentence in problems(f"{EXPERTS} --moe-layer-freq {pattern}")
+
+
+@pytest.mark.parametrize(
+    ("modules", "recompute", "listed"),
+    [("core_attn", "selective", 0), ("layernorm moe_act", "light", 0),
+     ("layernorm", "light", 1)],
+)  # fmt: skip
+def test_modules_that_are_computed_again_are_the_core_or_all_that_is_cheap(
+    modules, recompute, listed
+):
+    imported = read(f"--recompute-granularity selective --recompute-modules {modules}")
+    assert imported.scenario.plan.recompute == recompute
+    assert len(imported.not_modelled) == listed
+
+
+def test_moments_in_bf16_are_both():
+    flags = "--bf16 --use-precision-aware-optimizer --exp-avg-dtype bf16"
+    assert scenario(f"{flags} --exp-avg-sq-dtype bf16").run.optimizer == "adamw_bf16"
+    assert scenario(flags).run.optimizer == "adamw"
+
+
+def test_rounds_of_the_interleaved_schedule_are_as_many_as_ranks_or_as_said():
+    flags = (
+        "--num-layers 8 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2"
+    )
+    assert plan_of(flags).microbatch_group is None  # 64 / 4 = 16 microbatches in rounds of 2
+    said = f"{flags} --microbatch-group-size-per-virtual-pipeline-stage 4"
+    assert plan_of(said).microbatch_group == 4
+
+
+def test_a_layout_is_read_without_the_backslashes_of_a_shell():
+    flags = "--num-layers 6 --pipeline-model-parallel-size 2"
+    layout = r"'Et\|\(tt\|\)*2tL'"
+    plan = plan_of(f"{flags} --pipeline-model-parallel-layout {layout}")
+    assert (plan.layout, plan.chunks) == ("Et|(tt|)*2tL", 2)
+
+
 # --- the run --------------------------------------------------------------------------------------
 
 
@@ -556,8 +753,7 @@ def test_a_flag_is_in_one_table_only():
 
 def test_what_a_flag_becomes_are_keys_that_there_are():
     known = {"plan": Plan, "run": Run}
-    to_come = {"expert_capacity", "cp_style"}
     for name, flag in FLAGS.items():
         for section, key in re.findall(r"(plan|run)\.(\w+)", flag.becomes):
             fields = {field.name for field in dataclasses.fields(known[section])}
-            assert key in fields | to_come, f"--{name}: {section}.{key}"
+            assert key in fields, f"--{name}: {section}.{key}"

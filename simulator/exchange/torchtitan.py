@@ -55,7 +55,8 @@ class _Settings:
             value = [part.strip() for part in value.split(",") if part.strip()]
         wanted = _TYPES[key.kind]
         right = isinstance(value, wanted) and (key.kind == "flag") == isinstance(value, bool)
-        if not right or (key.kind == "count" and value < 1 and value != -1):
+        number: Any = value
+        if not right or (key.kind == "count" and number < 1 and number != -1):
             self.complain(name, f"{value!r} is no {key.kind}")
             return key.default
         return tuple(value) if key.kind == "texts" else value

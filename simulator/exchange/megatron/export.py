@@ -10,7 +10,7 @@ from simulator.describe.model import Model
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
 from simulator.exchange.megatron.model import LATENT, NORMS, POSITIONS
-from simulator.exchange.megatron.plan import CP_STYLES, SHARDING
+from simulator.exchange.megatron.plan import CP_STYLES, LIGHT, SHARDING
 from simulator.exchange.megatron.run import LINEAR, SCALING
 from simulator.exchange.megatron.stages import OF_LAYERS, layout_text
 from simulator.schedules import schedule_name
@@ -22,7 +22,13 @@ _ACTIVATIONS = {
 _BIASES = {(True, True, True): (), (False, False, False): ("disable-bias-linear",),
            (True, False, False): ("disable-bias-linear", "add-qkv-bias")}  # fmt: skip
 """Flags of biases of queries, keys and values; of attention's output; of the MLP."""
-_OPTIMIZERS = {"adamw": "adam", "momentum": "sgd", "sgd": "sgd", "muon": "muon"}
+_OPTIMIZERS = {
+    "adamw": "adam",
+    "adamw_bf16": "adam",
+    "momentum": "sgd",
+    "sgd": "sgd",
+    "muon": "muon",
+}
 _SCHEDULES = ("1F1B", "Interleaved1F1B")
 _OF_A_DECODER = ("causal", "token_types", "embedding_norm", "head_transform", "head_bias",
                  "pooler", "patches")  # fmt: skip
@@ -35,6 +41,7 @@ _SAID = {
         "order", "bucket_size", "grad_overlap", "zero", "dp_shard",
         "reshard_after_forward", "offload_optimizer", "offload_activations", "recompute",
         "recompute_layers", "sequence_parallel", "p2p_overlap", "tp_overlap", "expert_capacity",
+        "expert_padding", "expert_dispatch",
     },
     "run": {
         "global_batch_size", "sequence_length", "precision", "fp8_scaling", "optimizer",
@@ -128,7 +135,7 @@ def _refusals(s: Scenario) -> Iterator[str]:
         ("model.norm", model.norm, list(NORMS.values())),
         ("model.position", model.position, list(POSITIONS.values())),
         ("plan.schedule", _schedule(plan.schedule), _SCHEDULES),
-        ("plan.recompute", plan.recompute, ("none", "selective", "full")),
+        ("plan.recompute", plan.recompute, ("none", "light", "selective", "full")),
         ("plan.gradient_exchange", plan.gradient_exchange, ("all_reduce",)),
         ("run.optimizer", run.optimizer, list(_OPTIMIZERS)),
     )
@@ -160,13 +167,13 @@ def _biases(model: Model) -> tuple[bool, bool, bool]:
 def _model(model: Model) -> dict[str, Any]:
     activation = _ACTIVATIONS[model.gated_mlp, model.activation]
     grouped = model.num_key_value_heads != model.num_attention_heads
-    window = model.attention_window
+    window, latent = model.attention_window, model.is_latent
     return {
         "num-layers": model.num_hidden_layers,
         "hidden-size": model.hidden_size,
         "ffn-hidden-size": model.intermediate_size,
         "num-attention-heads": model.num_attention_heads,
-        "kv-channels": model.head_dim,
+        "kv-channels": None if latent else model.head_dim,
         "group-query-attention": grouped,
         "num-query-groups": model.num_key_value_heads if grouped else None,
         "padded-vocab-size": model.vocab_size,
@@ -176,7 +183,7 @@ def _model(model: Model) -> dict[str, Any]:
         **({activation: True} if activation else {}),
         **dict.fromkeys(_BIASES[_biases(model)], True),
         "untie-embeddings-and-output-weights": not model.tie_word_embeddings,
-        "qk-layernorm": model.qk_norm,
+        "qk-layernorm": model.qk_norm or latent,
         "window-size": None if window is None else f"{window},0",
         "hidden-dropout": str(model.hidden_dropout),
         "attention-dropout": str(model.attention_dropout),
@@ -184,13 +191,13 @@ def _model(model: Model) -> dict[str, Any]:
     }
 
 
-def _experts(model: Any) -> dict[str, Any]:
+def _experts(model: Model) -> dict[str, Any]:
     """Return the flags of experts, latent attention and multi-token prediction."""
     out: dict[str, Any] = {}
-    if getattr(model, "num_experts", None):
-        shared = getattr(model, "num_shared_experts", 0) or 0
+    if model.num_experts:
+        shared = model.num_shared_experts
         each = model.moe_intermediate_size or model.intermediate_size
-        first, every = model.first_k_dense_replace or 0, model.moe_layer_freq or 1
+        first, every = model.first_k_dense_replace, model.moe_layer_freq
         dense = f"[0]*{first}+[1]*{model.num_hidden_layers - first}" if first else every
         out |= {
             "num-experts": model.num_experts,
@@ -198,28 +205,32 @@ def _experts(model: Any) -> dict[str, Any]:
             "moe-ffn-hidden-size": each,
             "moe-shared-expert-intermediate-size": shared * each or None,
             "moe-layer-freq": None if dense == 1 else dense,
-            "moe-token-dispatcher-type": "alltoall",
+            "moe-router-num-groups": model.n_group if model.n_group > 1 else None,
+            "moe-router-group-topk": model.topk_group if model.n_group > 1 else None,
             "moe-grouped-gemm": True,
         }
-    if getattr(model, "kv_lora_rank", None):
+    if model.is_latent:
         out["multi-latent-attention"] = True
         out |= {flag: getattr(model, key) for flag, key in LATENT.items()}
-    out["mtp-num-layers"] = getattr(model, "num_nextn_predict_layers", None) or None
+    out["mtp-num-layers"] = model.num_nextn_predict_layers or None
     return out
 
 
 def _pipeline(s: Scenario) -> dict[str, Any]:
     plan: Any = s.plan
     looped, listed = plan.chunks > 1, _listed(plan)
-    cp, tp = getattr(plan, "cp", 1), plan.tp
+    cp, tp, flex = plan.cp, plan.tp, plan.expert_dispatch != "all_to_all"
     return {
         "tensor-model-parallel-size": tp,
         "pipeline-model-parallel-size": plan.pp,
         "context-parallel-size": cp if cp > 1 else None,
         "cp-comm-type": _inverse(CP_STYLES)[plan.cp_style] if cp > 1 else None,
-        "expert-model-parallel-size": getattr(plan, "ep", 1) if _sparse(s) else None,
-        "expert-tensor-parallel-size": getattr(plan, "etp", 1) if _sparse(s) else None,
-        "moe-expert-capacity-factor": getattr(plan, "expert_capacity", None),
+        "expert-model-parallel-size": plan.ep if _sparse(s) else None,
+        "expert-tensor-parallel-size": plan.etp if _sparse(s) else None,
+        "moe-token-dispatcher-type": None if not _sparse(s) else "flex" if flex else "alltoall",
+        "moe-enable-deepep": flex,
+        "moe-expert-capacity-factor": plan.expert_capacity,
+        "moe-pad-expert-input-to-capacity": plan.expert_padding,
         "num-virtual-stages-per-pipeline-rank": plan.chunks if looped and not listed else None,
         "pipeline-model-parallel-layout": _quoted_layout(s) if listed else None,
         **({} if listed else {flag: getattr(plan, key) for flag, key in OF_LAYERS.items()}),
@@ -232,7 +243,7 @@ def _pipeline(s: Scenario) -> dict[str, Any]:
 
 
 def _sparse(s: Scenario) -> bool:
-    return bool(getattr(s.model, "num_experts", None))
+    return isinstance(s.model, Model) and s.model.num_experts is not None
 
 
 def _quoted_layout(s: Scenario) -> str:
@@ -251,7 +262,7 @@ def _data(s: Scenario) -> dict[str, Any]:
     plan = s.plan
     torch_fsdp = plan.zero == 3 and not plan.reshard_after_forward
     fsdp = plan.zero > 1 and not torch_fsdp
-    buckets = plan.dp > 1 and plan.grad_overlap and plan.zero < 3
+    buckets = plan.replicas > 1 and plan.grad_overlap and plan.zero < 3
     gradient = s.precision.gradient
     instances = plan.dp // plan.shards if plan.zero and plan.dp_shard else 1
     return {
@@ -268,14 +279,20 @@ def _data(s: Scenario) -> dict[str, Any]:
 
 
 def _memory(s: Scenario) -> dict[str, Any]:
-    plan, full = s.plan, s.plan.recompute == "full"
-    count = plan.recompute_layers
+    plan, full, light = s.plan, s.plan.recompute == "full", s.plan.recompute == "light"
+    latent = isinstance(s.model, Model) and s.model.is_latent
+    count, short = plan.recompute_layers, s.run.optimizer == "adamw_bf16"
     return {
-        "recompute-granularity": None if plan.recompute == "none" else plan.recompute,
+        "recompute-granularity": {"none": None, "light": "selective"}.get(
+            plan.recompute, plan.recompute
+        ),
+        "recompute-modules": " ".join(LIGHT[: 3 if latent else 2]) if light else None,
         "recompute-method": ("block" if count else "uniform") if full else None,
         "recompute-num-layers": (count or 1) if full else None,
         "optimizer-cpu-offload": plan.offload_optimizer,
-        "use-precision-aware-optimizer": plan.offload_optimizer,
+        "use-precision-aware-optimizer": plan.offload_optimizer or short,
+        "exp-avg-dtype": "bf16" if short else None,
+        "exp-avg-sq-dtype": "bf16" if short else None,
         "cpu-offloading-num-layers": (
             max(s.layers_per_stage) if plan.offload_activations else None
         ),

@@ -44,7 +44,8 @@ def model(draft: Draft) -> None:
     draft.put("model.num_hidden_layers", layers_of(args), "num-layers", "encoder-num-layers")
     draft.put("model.num_attention_heads", heads, "num-attention-heads")
     grouped = args["group-query-attention"]
-    groups = args["num-query-groups"] if grouped else heads
+    latent = args["multi-latent-attention"]
+    groups = args["num-query-groups"] if grouped and not latent else heads
     draft.put(
         "model.num_key_value_heads", groups, "group-query-attention",
         *(("num-query-groups",) if grouped else ()),
@@ -53,7 +54,12 @@ def model(draft: Draft) -> None:
         draft.leave_out("num-query-groups", "Megatron-LM heeds it with --group-query-attention")
     if args["kv-channels"] is None and hidden % heads:
         args.complain("kv-channels", f"{heads} heads do not divide a hidden size of {hidden}")
-    draft.put("model.head_dim", args["kv-channels"] or hidden // heads, "kv-channels")
+    if latent:
+        draft.takes("kv-channels")
+        size = args["qk-head-dim"] + args["qk-pos-emb-head-dim"]
+        draft.put("model.head_dim", size, "qk-head-dim", "qk-pos-emb-head-dim")
+    else:
+        draft.put("model.head_dim", args["kv-channels"] or hidden // heads, "kv-channels")
     _vocabulary(draft)
     _positions(draft)
     _norms(draft)
@@ -161,7 +167,8 @@ def _norms(draft: Draft) -> None:
         draft.args.complain("normalization", f"{kind!r} is not one of {', '.join(NORMS)}")
         return
     draft.put("model.norm", NORMS[kind], "normalization")
-    draft.put("model.qk_norm", draft.args["qk-layernorm"], "qk-layernorm")
+    if not draft.args["multi-latent-attention"]:
+        draft.put("model.qk_norm", draft.args["qk-layernorm"], "qk-layernorm")
 
 
 def _biases(draft: Draft) -> None:
@@ -191,7 +198,8 @@ def _experts(draft: Draft) -> None:
     args, count = draft.args, draft.args["num-experts"]
     of_experts = [
         "moe-layer-freq", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size",
-        "moe-router-topk", "moe-expert-capacity-factor",
+        "moe-router-topk", "moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity",
+        "moe-router-num-groups", "moe-router-group-topk",
     ]  # fmt: skip
     if not count:
         draft.takes("num-experts")
@@ -217,9 +225,11 @@ def _experts(draft: Draft) -> None:
     if every > 1:
         draft.put("model.moe_layer_freq", every, "moe-layer-freq")
     draft.takes("moe-layer-freq")
-    factor = args["moe-expert-capacity-factor"]
-    if factor is not None:
-        draft.put("plan.expert_capacity", factor, "moe-expert-capacity-factor")
+    groups, most = args["moe-router-num-groups"], args["moe-router-group-topk"]
+    draft.takes("moe-router-num-groups", "moe-router-group-topk")
+    if groups and most:
+        draft.put("model.n_group", groups, "moe-router-num-groups")
+        draft.put("model.topk_group", most, "moe-router-group-topk")
 
 
 def _sparse_layers(draft: Draft) -> tuple[int, int]:
@@ -287,7 +297,10 @@ def _latent_attention(draft: Draft) -> None:
         for flag in filter(draft.args.said, LATENT):
             draft.leave_out(flag, "it is for --multi-latent-attention, which is not given")
         return
-    draft.takes("multi-latent-attention")
+    draft.takes("multi-latent-attention", "qk-layernorm")
+    if not draft.args["qk-layernorm"]:
+        draft.leave_out("multi-latent-attention", "the latent vectors are normalised, as with "
+                        "--qk-layernorm")  # fmt: skip
     for flag, key in LATENT.items():
         if draft.args[flag]:
             draft.put(f"model.{key}", draft.args[flag], flag, "multi-latent-attention")

@@ -14,7 +14,10 @@ from simulator.exchange.megatron.stages import (
 
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """Stage of ZeRO of Megatron FSDP's ``--data-parallel-sharding-strategy``."""
-CP_STYLES = {"p2p": "ring", "a2a": "all_to_all"}
+CP_STYLES = {"p2p": "ring", "a2a": "all_to_all", "allgather": "all_gather"}
+DISPATCHERS = ("allgather", "alltoall", "flex")
+LIGHT = ("layernorm", "moe_act", "mla_up_proj")
+"""Modules that `plan.recompute` "light" computes again, of ``--recompute-modules``."""
 LEAST_BUCKET, BUCKET_OF_A_RANK = 40_000_000, 1_000_000
 """Parameters of a bucket where ``--ddp-bucket-size`` is absent: the larger of the first and, for
 each data-parallel rank, the second (megatron/core/distributed/distributed_data_parallel.py)."""
@@ -41,7 +44,7 @@ def plan(draft: Draft, dp: int, gradient_bytes: int) -> None:
         args.complain("micro-batch-size", "Megatron-LM needs it, and it is not given")
     _tensors(draft, tp)
     _shards(draft, dp)
-    _gradients(draft, dp, gradient_bytes)
+    _gradients(draft, dp * args["context-parallel-size"], gradient_bytes)
     _recomputation(draft)
     _offload(draft)
 
@@ -54,7 +57,7 @@ def _context(draft: Draft) -> None:
     draft.put("plan.cp", cp, "context-parallel-size")
     kinds = set(args["cp-comm-type"])
     if len(kinds) > 1 or not kinds <= set(CP_STYLES):
-        draft.refuse("cp-comm-type", f"modelled are {' and '.join(CP_STYLES)}, alike in all layers")
+        draft.refuse("cp-comm-type", f"modelled are {', '.join(CP_STYLES)}, alike in all layers")
         return
     draft.put("plan.cp_style", CP_STYLES[kinds.pop()], "cp-comm-type")
 
@@ -62,6 +65,7 @@ def _context(draft: Draft) -> None:
 def _experts(draft: Draft, tp: int) -> None:
     args, ep = draft.args, draft.args["expert-model-parallel-size"]
     draft.takes("expert-model-parallel-size", "expert-tensor-parallel-size")
+    draft.takes("moe-token-dispatcher-type", "moe-enable-deepep", "moe-flex-dispatcher-backend")
     if not args["num-experts"]:
         if ep > 1:
             args.complain("expert-model-parallel-size", f"{ep} needs --num-experts")
@@ -72,6 +76,30 @@ def _experts(draft: Draft, tp: int) -> None:
     etp = tp if etp is None else etp
     if etp > 1:
         draft.put("plan.etp", etp, "expert-tensor-parallel-size", "tensor-model-parallel-size")
+    factor = args["moe-expert-capacity-factor"]
+    if factor is not None:
+        draft.put("plan.expert_capacity", factor, "moe-expert-capacity-factor")
+        flag = "moe-pad-expert-input-to-capacity"
+        draft.put("plan.expert_padding", args[flag], flag)
+    if ep > 1:
+        _dispatch(draft)
+
+
+def _dispatch(draft: Draft) -> None:
+    """Set how tokens are sent: DeepEP and HybridEP send one once to a node, or once to a rank."""
+    args, flag = draft.args, "moe-token-dispatcher-type"
+    kind = args[flag]
+    flags = ("moe-enable-deepep", flag, "moe-flex-dispatcher-backend")
+    if kind not in DISPATCHERS:
+        args.complain(flag, f"{kind!r} is not one of {', '.join(DISPATCHERS)}")
+    elif kind == "allgather":
+        draft.leave_out(flag, "tokens are exchanged by all-to-alls, as by --moe-token-dispatcher-"
+                        "type alltoall")  # fmt: skip
+    elif kind == "flex":
+        groups, most = args["moe-router-num-groups"], args["moe-router-group-topk"]
+        limited = bool(groups and most and most < groups)
+        dispatch = "node_limited" if limited else "deduplicated"
+        draft.put("plan.expert_dispatch", dispatch, *flags)
 
 
 def _order(draft: Draft) -> None:
@@ -163,11 +191,14 @@ def _shards(draft: Draft, dp: int) -> None:
         draft.put("plan.reshard_after_forward", False, "torch-fsdp2-no-reshard-after-forward")
 
 
-def _gradients(draft: Draft, dp: int, gradient_bytes: int) -> None:
-    """Set when gradients are reduced, and in what buckets; with zero 2 and 3 every backward is."""
+def _gradients(draft: Draft, ranks: int, gradient_bytes: int) -> None:
+    """Set when gradients are reduced, and in what buckets; with zero 2 and 3 every backward is.
+
+    They are summed over the ranks of data and of context parallelism.
+    """
     args, zero = draft.args, draft.tables["plan"].get("zero", 0)
     draft.takes("overlap-grad-reduce", "ddp-bucket-size", "ddp-impl")
-    if dp == 1 or zero == 3:
+    if ranks == 1 or zero == 3:
         return
     torch_ddp = args["ddp-impl"] == "torch"
     if not args["overlap-grad-reduce"] and not torch_ddp and zero < 2:
@@ -177,7 +208,7 @@ def _gradients(draft: Draft, dp: int, gradient_bytes: int) -> None:
     if torch_ddp:
         return
     stated = args["ddp-bucket-size"]
-    size = stated or max(LEAST_BUCKET, BUCKET_OF_A_RANK * dp)
+    size = stated or max(LEAST_BUCKET, BUCKET_OF_A_RANK * ranks)
     draft.put("plan.bucket_size", f"{size * gradient_bytes / 1e6:.12g} MB", "ddp-bucket-size")
     draft.note("plan.bucket_size", f"{size} parameters of {gradient_bytes} bytes")
 
@@ -197,13 +228,27 @@ def _recomputation(draft: Draft) -> None:
         args.complain("recompute-granularity", f"{kind!r} is not one of full, selective")
         return
     if kind == "selective":
-        modules = set(args["recompute-modules"])
-        if modules != {"core_attn"}:
-            draft.refuse("recompute-modules", "modelled is core_attn, and whole layers")
-        draft.put("plan.recompute", "selective", *flags)
+        _modules(draft, flags)
         return
     draft.put("plan.recompute", "full", *flags)
     _recomputed_layers(draft, old=bool(old))
+
+
+def _modules(draft: Draft, flags: tuple[str, ...]) -> None:
+    """Set what of a layer is computed again: the core of attention, or all that is cheap."""
+    modules = set(draft.args["recompute-modules"])
+    if modules == {"core_attn"}:
+        draft.put("plan.recompute", "selective", *flags)
+        return
+    if not modules <= set(LIGHT):
+        draft.refuse("recompute-modules", f"modelled are core_attn alone, {' '.join(LIGHT)} "
+                     "together, and whole layers")  # fmt: skip
+        return
+    draft.put("plan.recompute", "light", *flags, "recompute-modules")
+    latent = draft.args["multi-latent-attention"]
+    missing = [m for m in LIGHT if m not in modules and (latent or m != "mla_up_proj")]
+    if missing:
+        draft.leave_out("recompute-modules", f"{' and '.join(missing)} are computed again too")
 
 
 def _recomputed_layers(draft: Draft, *, old: bool) -> None:

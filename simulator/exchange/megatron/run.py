@@ -30,7 +30,7 @@ def _precision(args: Arguments) -> str:
 def _fp32_gradients(args: Arguments) -> bool:
     """Return whether gradients are fp32: with bf16 unless it is turned off, with fp16 if asked."""
     if args["bf16"]:
-        return not args["grad-reduce-in-bf16"]
+        return not args["grad-reduce-in-bf16"] and args["main-grads-dtype"] == "fp32"
     return bool(args["accumulate-allreduce-grads-in-fp32"])
 
 
@@ -66,7 +66,8 @@ def _arithmetic(draft: Draft) -> None:
     draft.put("run.precision", precision, "fp8-format", "bf16", "fp16")
     if precision == "fp32":
         draft.note("run.precision", "without --bf16 and --fp16")
-    draft.takes("fp8-recipe", "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32")
+    draft.takes("fp8-recipe", "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32",
+                "main-grads-dtype")  # fmt: skip
     if precision == "fp8":
         recipe = args["fp8-recipe"]
         if not args["bf16"]:
@@ -90,7 +91,16 @@ def _optimizer(draft: Draft) -> None:
     if kind not in known:
         draft.refuse("optimizer", f"modelled are {', '.join(known)}")
         return
-    draft.put("run.optimizer", known[kind], "optimizer")
+    moments = ("exp-avg-dtype", "exp-avg-sq-dtype")
+    draft.takes(*moments)
+    kinds = {args[flag] for flag in moments}
+    if kind == "adam" and kinds == {"bf16"}:
+        draft.put("run.optimizer", "adamw_bf16", "optimizer", *moments)
+    else:
+        draft.put("run.optimizer", known[kind], "optimizer")
+        for flag in moments:
+            if args[flag] != "fp32":
+                draft.leave_out(flag, "moments are in fp32, or both in bf16")
     draft.put("run.clip_grad", args["clip-grad"] > 0, "clip-grad")
 
 

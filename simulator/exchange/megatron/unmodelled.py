@@ -17,7 +17,7 @@ class Unmapped(NamedTuple):
 _FUSED = "element-wise kernels are counted as Megatron-LM fuses them by default"
 _PARTS = "the overlap of tensor-parallel collectives is taken as a whole"
 _OTHER = "decoders alone are read: GPT, Llama, Mixtral, DeepSeek and their like"
-_STATES = "optimizer states, master weights and gradients are taken in fp32"
+_STATES = "master weights are in fp32"
 
 REFUSED: Mapping[str, Unmapped] = {
     "perform-rl-step": Unmapped("reinforcement learning is not modelled"),
@@ -87,10 +87,7 @@ NOT_MODELLED: Mapping[str, Unmapped] = {
     "no-fp8-wgrad": Unmapped("weight gradients are made in fp8"),
     "first-last-layers-bf16": Unmapped("all layers are in fp8"),
     "keep-fp8-transpose-cache": Unmapped("casts are of a step each"),
-    "main-grads-dtype": Unmapped(_STATES, ("fp32",)),
     "main-params-dtype": Unmapped(_STATES, ("fp32",)),
-    "exp-avg-dtype": Unmapped(_STATES, ("fp32",)),
-    "exp-avg-sq-dtype": Unmapped(_STATES, ("fp32",)),
     "muon-num-ns-steps": Unmapped("Newton-Schulz takes 5 rounds", ("5",)),
     "muon-tp-mode": Unmapped("each rank orthogonalises its part", ("blockwise",)),
     "overlap-cpu-optimizer-d2h-h2d": Unmapped("copies and update on the host are exposed"),
@@ -103,16 +100,9 @@ NOT_MODELLED: Mapping[str, Unmapped] = {
     "empty-unused-memory-level": Unmapped("the allocator keeps its cache", ("0",)),
     "log-params-norm": Unmapped("the pass over parameters is not counted"),
     "log-num-zeros-in-grad": Unmapped("the pass over gradients is not counted"),
-    "moe-token-dispatcher-type": Unmapped(
-        "tokens are exchanged by all-to-alls", ("alltoall", "flex")
-    ),
     "moe-shared-expert-overlap": Unmapped("the shared expert runs before the others"),
     "moe-layer-recompute": Unmapped("experts keep what they need"),
     "moe-router-dtype": Unmapped("the router has the run's precision"),
-    "moe-router-group-topk": Unmapped("tokens may go to experts of all groups"),
-    "moe-pad-expert-input-to-capacity": Unmapped("experts compute no padding"),
-    "moe-enable-deepep": Unmapped("dispatch and combine are NCCL's all-to-alls"),
-    "moe-flex-dispatcher-backend": Unmapped("dispatch and combine are NCCL's all-to-alls"),
     "no-scatter-gather-tensors-in-pipeline": Unmapped(
         "Megatron core sends whole tensors anyhow, without sequence parallelism"
     ),
@@ -186,7 +176,7 @@ _GROUPS = {
         no-check-for-nan-in-loss-and-grad check-for-nan-in-loss-and-grad check-for-spiky-loss
         check-for-large-grads no-gradient-reduce-div-fusion ddp-average-in-collective
         moe-router-load-balancing-type moe-aux-loss-coeff moe-z-loss-coeff moe-input-jitter-eps
-        moe-router-score-function moe-router-pre-softmax moe-router-num-groups
+        moe-router-score-function moe-router-pre-softmax
         moe-router-topk-scaling-factor moe-router-enable-expert-bias moe-router-bias-update-rate
         moe-router-force-load-balancing moe-token-drop-policy moe-apply-probs-on-input
         moe-router-padding-for-fp8 moe-router-fusion moe-token-dropping
