@@ -275,8 +275,10 @@ def show_collective(
 def show_megatron(scenario: str, overrides: tuple[str, ...]) -> None:
     """Print SCENARIO as the flags of Megatron-LM, and what of it they cannot say."""
     loaded = _load(scenario, overrides)
+    from simulator.cuts import resolved
     from simulator.exchange.megatron import launcher_flags, to_megatron, unsaid
 
+    loaded = resolved(loaded)
     flags = to_megatron(loaded)
     head = " ".join(("torchrun", *launcher_flags(loaded), "pretrain_gpt.py"))
     click.echo(" \\\n    ".join((head, *flags)))

@@ -43,3 +43,12 @@ def test_every_shipped_script_is_read_without_an_unknown_flag(script):
 
     if script.suffix == ".sh":
         assert import_megatron(script.read_text(encoding="utf-8")).unknown == ()
+
+
+def test_every_setting_of_torchtitan_stands_on_the_page():
+    from simulator.exchange.titan_keys import KEYS
+
+    rows = re.findall(r"^\| `(\w+\.\w+)` \| (.*) \| (.*) \|$", PAGE, re.MULTILINE)
+    assert [(name, becomes) for name, _, becomes in rows] == [
+        (name, key.becomes) for name, key in KEYS.items()
+    ]

@@ -81,6 +81,19 @@ def test_the_cluster_of_a_scenario_is_taken_whole(trainsim):
     assert "num_nodes = 8" in done.stdout
 
 
+def test_a_cluster_of_two_kinds_of_node_is_taken_too(trainsim):
+    done = trainsim("import", "megatron", "train.sh", "--cluster", "llama-3-8b-a100-h100")
+    assert done.returncode == 0, done.stderr
+    assert "dgx-a100" in done.stdout
+    assert "dgx-h100" in done.stdout
+
+
+def test_stages_that_are_balanced_become_a_layout(trainsim):
+    done = trainsim("show", "megatron", "llama-3-8b-a100-h100")
+    assert done.returncode == 0, done.stderr
+    assert "--pipeline-model-parallel-layout 'E" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

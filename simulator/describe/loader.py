@@ -331,6 +331,19 @@ def load_model(reference: str) -> Model | ResNet:
     return typing.cast("Model | ResNet", built)
 
 
+def load_cluster(table: Table) -> Cluster:
+    """Return the cluster of a table.
+
+    Raises:
+        DescriptionError: with all problems of it.
+    """
+    problems: list[str] = []
+    built = _Builder(Path("cluster"), problems).build(Cluster, table, "")
+    if built is None:
+        raise DescriptionError(problems)
+    return built
+
+
 def cluster_table(reference: str) -> Table:
     """Return the table of the cluster of a scenario, by its name or path.
 

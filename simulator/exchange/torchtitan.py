@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from simulator.describe import catalog
-from simulator.describe.cluster import Cluster
-from simulator.describe.loader import load_model, load_node, parse_override, scenario
+from simulator.describe.loader import (
+    load_cluster,
+    load_model,
+    load_node,
+    parse_override,
+    scenario,
+)
 from simulator.describe.model import Model
 from simulator.describe.plan import Plan
 from simulator.describe.run import Run
@@ -109,7 +114,7 @@ def import_torchtitan(
     share = degrees["tp"] * degrees["pp"] * degrees["cp"]
     world_said = share * replicas * shards if shards > 0 else None
     table = dict(cluster) if cluster is not None else _cluster(node, nodes, world_said, notes)
-    world = _world(table)
+    world = load_cluster(table).world_size
     if world % (share * replicas) or (world_said or world) != world:
         needed = world_said or f"a multiple of {share * replicas}"
         raise DescriptionError(
@@ -220,14 +225,6 @@ def _cluster(
     if world and 0 < used < size:
         table["devices_per_node"] = used
     return table
-
-
-def _world(table: Mapping[str, Any]) -> int:
-    built = Cluster(
-        node=load_node(table["node"]), num_nodes=table.get("num_nodes", 1),
-        devices_per_node=table.get("devices_per_node"),
-    )  # fmt: skip
-    return built.world_size
 
 
 # --- mapping --------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.describe.cluster import Cluster
-from simulator.describe.loader import load_node, scenario
+from simulator.describe.loader import load_cluster, load_node, scenario
 from simulator.errors import DescriptionError
 from simulator.exchange.account import Imported
 from simulator.exchange.megatron import model, plan, run
@@ -61,9 +61,10 @@ def import_megatron(
     notes = list(args.notes)
     table = _cluster(draft, node, nodes, cluster, notes)
     share = _model_parallel(args)
-    world = _world(table)
+    used = load_cluster(table)
+    world = used.world_size
     if world % share:
-        args.complain("tensor-model-parallel-size", _too_few(args, table, world, share))
+        args.complain("tensor-model-parallel-size", _too_few(args, used, share))
         raise DescriptionError(args.problems)
     dp = max(1, world // share)
     model.model(draft)
@@ -171,19 +172,13 @@ def _graphed(draft: Draft, table: dict[str, Any]) -> dict[str, Any]:
     used = args["cuda-graph-impl"] != "none" or any(args[flag] for flag in flags[1:])
     if not used:
         return table
+    if "node" not in table:
+        draft.leave_out(flags[0], "the hosts of nodes of several kinds issue every kernel")
+        return table
     node = table["node"]
     changed = {"from": node} if isinstance(node, str) else dict(node)
     draft.note("cluster.node", ", ".join(args.shown(f) for f in flags if args.said(f)))
     return {**table, "node": {**changed, "host_launch": "0 us"}}
-
-
-def _world(table: Mapping[str, Any]) -> int:
-    """Return the devices of a table of a cluster."""
-    built = Cluster(
-        node=load_node(table["node"]), num_nodes=table.get("num_nodes", 1),
-        devices_per_node=table.get("devices_per_node"),
-    )  # fmt: skip
-    return built.world_size
 
 
 def _model_parallel(args: Arguments) -> int:
@@ -201,13 +196,12 @@ def _size(degree: str) -> str:
     return f"{degree}-model-parallel-size"
 
 
-def _too_few(args: Arguments, table: Mapping[str, Any], world: int, share: int) -> str:
+def _too_few(args: Arguments, used: Cluster, share: int) -> str:
     """Say that the devices are no multiple of those that hold one model."""
-    per_node = world // table.get("num_nodes", 1)
-    nodes = share // math.gcd(share, per_node)
+    nodes = share // math.gcd(share, used.ranks_per_node)
     parts = " x ".join(str(args[_size(d)]) for d in ("tensor", "pipeline", "context"))
     return (
         f"tensor x pipeline x context = {parts} = {share} devices hold one model, and "
-        f"{table.get('num_nodes', 1)} x {per_node} = {world} are no multiple of it; "
+        f"{used.num_nodes} x {used.ranks_per_node} = {used.world_size} are no multiple of it; "
         f"say --nodes {nodes}, or a multiple"
     )
