@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from simulator.cuts import resolved
 from simulator.describe.scenario import Scenario
 from simulator.engine import Folding, fold, run
 from simulator.errors import DescriptionError
@@ -15,6 +16,8 @@ from simulator.report.result import Moves, Result
 from simulator.schedules import (
     BUBBLE_FRACTION,
     actions_of,
+    check_actions,
+    check_progress,
     read_actions,
     schedule_name,
     schedule_of,
@@ -34,6 +37,7 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
         DescriptionError: when the scenario is too large for this machine or for the clock.
         ProgramError: when the program cannot run; it says which ranks and ops.
     """
+    scenario = resolved(scenario)
     program = lower(scenario)
     placement = devices(scenario.plan, scenario.cluster)
     ticks = price(program, scenario.cluster, placement)
@@ -122,6 +126,8 @@ def simulate_schedule(
         stages_of_rank = chunks / known.copies
     else:
         schedule = read_actions(schedule)
+        check_actions(schedule)
+        check_progress(schedule)
     first = backward / 2 if input_grad is None else input_grad
     program = lower_schedule(
         schedule,

@@ -343,7 +343,12 @@ def _progress(items: Sequence[T]) -> Iterator[T]:
 def _load(scenario: str, overrides: tuple[str, ...]) -> Scenario:
     from simulator.describe.loader import load, set_all
 
-    return load(scenario, set_all(overrides))
+    loaded = load(scenario, set_all(overrides))
+    if loaded.plan.stage_cut == "uniform":
+        return loaded
+    from simulator.cuts import resolved
+
+    return resolved(loaded)
 
 
 def _figure(text: str) -> tuple[str, Path]:

@@ -229,6 +229,25 @@ def test_fluid_and_alpha_beta_agree_where_nothing_contends(style: str) -> None:
     assert shared.step_time_s == pytest.approx(alone.step_time_s, rel=1e-9)
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_engines_agree_where_flows_along_cp_share_links(
+    scenario_of: ScenarioOf, cluster_of: Any, style: str
+) -> None:
+    s = scenario_of(
+        plan={"dp": 2, "cp": 4, "cp_style": style}, run={"network": "fluid"},
+        cluster=cluster_of(num_nodes=2, devices=4),
+    )  # fmt: skip
+    times = {engine: sim.simulate(s, engine=engine).times for engine in ("compiled", "reference")}
+    assert times["compiled"] == times["reference"]
+
+
+# Four ranks on two nodes, two on each: rank 1 sends to rank 2 and rank 3 to rank 0 over an adapter.
+def test_a_ring_over_two_nodes_crosses_twice(cluster_of: Any) -> None:
+    messages = PATTERNS["SHIFT"](layout(np.arange(4), 2), 0.0)
+    crossing = messages.source // 2 != messages.target // 2
+    assert messages.source[crossing].tolist() == [1, 3]
+
+
 # --- time -------------------------------------------------------------------------------------
 
 
@@ -276,6 +295,16 @@ def test_a_ring_that_is_slower_than_attention_shows_all_but_the_attention_beside
     result = free_of_all_but_products(scenario_of, cluster_of, cp=4)
     waited = to_seconds(int(result.breakdown.of("cp")[0]))
     assert waited == pytest.approx(4 * 4 * (12e-6 + 20e-6))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_detail_moves_no_time(scenario_of: ScenarioOf, style: str) -> None:
+    plan = {"cp": 4, "tp": 1, "cp_style": style, "recompute": "full"}
+    steps = [
+        sim.simulate(scenario_of(plan=plan, run={"detail": detail})).step_time_s
+        for detail in ("stage", "layer", "kernel")
+    ]
+    assert steps == pytest.approx([steps[0]] * 3, rel=1e-6)
 
 
 def test_cp_of_one_changes_nothing() -> None:

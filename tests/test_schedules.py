@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 import simulator as sim
 from simulator.errors import DeadlockError, DescriptionError, ProgramError, ScheduleError
+from simulator.lower import lower_schedule
 from simulator.schedules import (
     Action,
+    Actions,
     actions_of,
     add_optimizer,
     add_reduce_grad,
     add_send_recv,
     check_actions,
+    check_progress,
     grid,
     parse_grid,
+    read_actions,
+    size_complaint,
 )
 
 
@@ -302,15 +311,35 @@ def test_messages_in_different_order_on_their_two_ends_are_a_deadlock_that_is_ex
 ) -> None:
     with pytest.raises(DeadlockError) as error:
         sim.simulate_schedule(lists(*SWAPPED[swapped]))
-    head, *cycle = str(error.value).splitlines()
-    assert "ranks [0, 1]" in head
-    assert f"{len(cycle)} ops wait in a cycle" in head
+    head, *shown = str(error.value).splitlines()
+    assert head.startswith("deadlock between ranks [0, 1]: rank 0 ")
+    assert "; rank 1 " in head
+    cycle, rows = shown[:-2], shown[-2:]
     assert f"{swapped}0" in " ".join(cycle)
     assert f"{swapped}1" in " ".join(cycle)
     # each line's waiter is what the line before waits for, and the last waits for the first
-    waiters = [line.split(")")[0].split("(op ")[1] for line in cycle]
-    blockers = [line.rsplit("(op ", 1)[1].rstrip(")") for line in cycle]
+    waiters = [line.split()[0] for line in cycle]
+    blockers = [line.split(" waits for ")[1].split(",")[0].split()[0] for line in cycle]
     assert blockers == [*waiters[1:], waiters[0]]
+    for cell in waiters:
+        assert f"{cell} <-- WAITS" in " ".join(" ".join(rows).split())
+
+
+def test_a_deadlock_says_where_ranks_stand_and_what_they_wait_for() -> None:
+    with pytest.raises(DeadlockError) as error:
+        sim.simulate_schedule(lists(*SWAPPED["1RECV_F"]))
+    assert str(error.value).splitlines() == [
+        "deadlock between ranks [0, 1]: rank 0 stands at 0B0 and waits for 0RECV_B0 from rank 1; "
+        "rank 1 stands at 1F0 and waits for 1RECV_F0 from rank 0",
+        "  1RECV_F0 on rank 1 waits for 1RECV_F1, which is received before it",
+        "  1RECV_F1 on rank 1 waits for 0SEND_F1 on rank 0, its other side",
+        "  0SEND_F1 on rank 0 waits for 0SEND_F0, which is sent before it",
+        "  0SEND_F0 on rank 0 waits for 1RECV_F0 on rank 1, its other side",
+        "rank 0: 0F0      0F1      0SEND_F0 <-- WAITS 0SEND_F1 <-- WAITS 0RECV_B0 0RECV_B1 "
+        "0B0      <-- STANDS HERE 0B1",
+        "rank 1: 1RECV_F1 <-- WAITS 1RECV_F0 <-- WAITS 1F0      <-- STANDS HERE 1F1      "
+        "1B0      1B1      1SEND_B0 1SEND_B1",
+    ]
 
 
 # Rank 1 wants to do the backward of microbatch 1 before its forward of 0, which rank 0 sends only
@@ -324,3 +353,37 @@ def test_ranks_that_wait_for_each_others_results_are_a_deadlock() -> None:
 def test_a_rank_whose_own_order_is_impossible_is_a_deadlock() -> None:
     with pytest.raises(DeadlockError, match="1F0"):
         sim.simulate_schedule(lists("1F0 0F0 1B0 0B0"))
+
+
+# What the dry run of the lists says, and what the ops that they become say.
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS"]),
+    p=st.integers(2, 4),
+    m=st.integers(2, 6),
+    swaps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=3),
+)
+def test_lists_that_deadlock_are_those_whose_ops_do(
+    name: str, p: int, m: int, swaps: list[tuple[int, int]]
+) -> None:
+    v = 2 if name in ("Interleaved1F1B", "LoopedBFS") else 1
+    assume(size_complaint(name, p, m, v) is None)
+    rows = [list(row) for row in add_send_recv(actions_of(name, p, m, v))]
+    for rank, place in swaps:
+        row = rows[rank % p]
+        i = place % (len(row) - 1)
+        row[i], row[i + 1] = row[i + 1], row[i]
+    changed = read_actions(rows)
+    try:
+        check_actions(changed)
+    except ScheduleError:
+        assume(False)
+    assert stops(check_progress, changed) == stops(lower_schedule, changed)
+
+
+def stops(check: Callable[[Actions], object], actions: Actions) -> bool:
+    try:
+        check(actions)
+    except DeadlockError:
+        return True
+    return False

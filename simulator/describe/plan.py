@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from simulator.describe.fields import Bytes, Count, Natural, Range, validate
+from simulator.describe.fields import Bytes, Count, Natural, Probability, Range, validate
+from simulator.describe.stages import cut_problems
+from simulator.describe.timing import ScheduleTimes
 from simulator.errors import DescriptionError
 from simulator.schedules.table import copies_of
 
@@ -69,10 +71,41 @@ class Plan:
     """Microbatches that pass one chunk of a rank before its next one (Megatron-LM's
     ``--microbatch-group-size-per-virtual-pipeline-stage``), of schedules that go in rounds; torch's
     rounds when absent: m / max(1, m // pp)."""
+    schedule_times: ScheduleTimes | None = None
+    """Times that the schedule is made for, of schedules that are (ZB-auto); only their ratios
+    matter. F, I and W that take the same time on all stages, and free messages, when absent."""
+    schedule_memory: Annotated[float, Range(0, open_low=True)] | None = None
+    """Most activations that a rank may keep in such a schedule, in what 1F1B keeps on its first
+    rank, pp microbatches; 1 when absent (ZB-1p of the zero-bubble paper; 2 is its ZB-2p)."""
+    schedule_kept: Probability | None = None
+    """Part of a microbatch's activations that such a schedule counts from the gradient of a stage's
+    input until those of its weights; all when absent."""
     microbatch_size: Count = 1
     """Samples of one pipeline input of one data-parallel replica."""
-    layers_per_stage: tuple[Count, ...] | None = None
-    """Layers of each of the pp x chunks stages, first to last; even when absent."""
+    layers_per_stage: tuple[Natural, ...] | None = None
+    """Layers of each of the pp x chunks stages, first to last; by `stage_cut` when absent.
+
+    The first and the last stage may have none: they hold the embedding and the head.
+    """
+    stage_cut: Literal["uniform", "parameters", "time"] = "uniform"
+    """How layers are divided where nothing lists them: evenly, or so that the largest stage has the
+    fewest parameters, or the least seconds of forward and backward, embedding and head counted.
+
+    With several chunks it is stages that are balanced, not ranks.
+    """
+    first_stage_layers: Natural | None = None
+    """Layers of the first rank of the pipeline, over its chunks evenly; the other ranks share the
+    rest evenly (Megatron-LM's ``--decoder-first-pipeline-num-layers``)."""
+    last_stage_layers: Natural | None = None
+    """Likewise of the last rank (``--decoder-last-pipeline-num-layers``)."""
+    account_for_embedding_in_pipeline_split: bool = False
+    """Whether the embedding counts as a layer in an even split: the first stage then has one less
+    (Megatron-LM's flag; torchtitan's `pipeline_parallel_first_stage_less_layers` of 1)."""
+    account_for_loss_in_pipeline_split: bool = False
+    """Likewise the head with its loss, on the last stage."""
+    layout: str | None = None
+    """What each stage holds, as Megatron-LM's ``--pipeline-model-parallel-layout`` writes it:
+    `describe.layout`."""
     order: tuple[Axis, ...] = AXES
     """Mesh axes from outermost to innermost: consecutive ranks differ in the last one.
 
@@ -202,12 +235,7 @@ class Plan:
             problems.append(
                 f"Plan.chunks: {self.chunks} chunks need a pipeline of at least 2 ranks, pp is 1"
             )
-        if self.layers_per_stage is not None and len(self.layers_per_stage) != self.num_stages:
-            chunks = f" x chunks {self.chunks} = {self.num_stages}" if self.chunks > 1 else ""
-            problems.append(
-                f"Plan.layers_per_stage: lists {len(self.layers_per_stage)} stages "
-                f"but pp is {self.pp}{chunks}"
-            )
+        problems += cut_problems(self)
         for name in ("servers", "staleness"):
             value = getattr(self, name)
             if value is not None and self.gradient_exchange != "parameter_server":

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import numpy as np
+import numpy.typing as npt
+
 from simulator.describe.optimizer import OPTIMIZERS
+from simulator.describe.placement import kind_of_ranks
 from simulator.describe.scenario import Scenario
 from simulator.lower.optimizers import saved_state_bytes
 from simulator.lower.places import layout
@@ -66,9 +70,9 @@ ENGINE_WORKSPACE = {
 """Bytes of Transformer Engine's own (pytorch/module/base.py, get_cublas_workspace_size_bytes)."""
 
 
-def buffer_bytes(s: Scenario) -> float:
-    """Return the bytes of buffers that every rank holds from its first step on."""
-    device = s.cluster.node.device.architecture
+def buffer_bytes(s: Scenario, kind: int = 0) -> float:
+    """Return the bytes of buffers that a rank on a kind of node holds from its first step on."""
+    device = s.cluster.kinds[kind].device.architecture
     size = float(WORKSPACE[device])
     if s.run.linear_layers == "transformer_engine":
         parts = tuned(s).blocks
@@ -83,6 +87,13 @@ def buffer_bytes(s: Scenario) -> float:
         size += ENGINE_WORKSPACE[device]
         size += s.precision.weight * sum(m * n for m, n in {p[1:3] for p in products})
     return size
+
+
+def more_buffer_bytes(s: Scenario) -> npt.NDArray[np.float64]:
+    """Return the bytes by which each rank's buffers exceed those of the first kind of node."""
+    by_kind = np.array([buffer_bytes(s, kind) for kind in range(len(s.cluster.kinds))])
+    more: npt.NDArray[np.float64] = by_kind - by_kind[0]
+    return more[list(kind_of_ranks(s.plan, s.cluster))]
 
 
 def bytes_per_parameter(s: Scenario, shards: int | None = None) -> tuple[float, float, float]:
@@ -132,20 +143,24 @@ def host_bytes_per_parameter(s: Scenario) -> float:
 def rank_memory(s: Scenario) -> list[StaticMemory]:
     """Return what every rank of a pipeline holds all the time: its stages, and one set of buffers.
 
-    A stage that lies on two ranks is held in full by both.
+    A stage that lies on two ranks is held in full by both. Where weights are updated after every
+    microbatch, each one in flight has the version that its forward used.
     """
     every = static_memory(s)
 
-    def of_rank(stages: tuple[int, ...]) -> StaticMemory:
+    def of_rank(stages: tuple[int, ...], versions: int) -> StaticMemory:
         held = [every[stage] for stage in stages]
         total = {f.name: sum(getattr(one, f.name) for one in held) for f in fields(StaticMemory)}
-        return StaticMemory(**total | {"buffers": held[0].buffers})
+        total |= {"buffers": held[0].buffers, "weights": versions * total["weights"]}
+        return StaticMemory(**total)
 
-    return [of_rank(stages) for stages in layout(s).stages]
+    found = layout(s)
+    return list(map(of_rank, found.stages, found.versions))
 
 
 def static_memory(s: Scenario) -> list[StaticMemory]:
-    """Return what every stage's ranks hold of it all the time, with the buffers of a rank.
+    """Return what every stage's ranks hold of it all the time, with the buffers of a rank on the
+    first kind of node.
 
     A tied embedding lies on the first and on the last stage, as Megatron-LM keeps it; a rank that
     holds both has it once. Weights in fp8 are copies beside the bf16 ones, and transposed copies up

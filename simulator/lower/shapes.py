@@ -10,6 +10,7 @@ from simulator.describe.scenario import Scenario
 from simulator.lower import operators as op
 from simulator.lower.context import ALONE, Context
 from simulator.lower.latest import for_latest
+from simulator.lower.places import layout
 
 IMAGE_SIZE = 224
 """Pixels along each side where it does not matter, as to parameters."""
@@ -70,7 +71,8 @@ def shapes(s: Scenario) -> Shapes:
     """Return what the operators of a scenario depend on."""
     p = s.precision
     accumulation = "fused" if s.run.fused_accumulation else "separate"
-    if s.num_microbatches == 1 or (s.plan.zero > 1 and s.plan.shards > 1):
+    alone = s.num_microbatches == 1 or layout(s).updates
+    if alone or (s.plan.zero > 1 and s.plan.shards > 1):
         accumulation = "none"  # shards are added, which takes next to nothing
     return Shapes(
         microbatch_size=s.plan.microbatch_size,

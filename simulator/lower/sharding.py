@@ -46,7 +46,7 @@ from simulator.program import (
     Memory,
     Work,
 )
-from simulator.schedules import Action, Schedule, lists_of, schedule_of
+from simulator.schedules import Action, Schedule, Target, lists_of, schedule_of
 
 BY_USE, BY_MICROBATCH, BY_STEP = range(3)
 """How long a block's gathered weights stay: for a forward or a backward; from the forward of a
@@ -104,14 +104,17 @@ def _turns_around(s: Scenario) -> bool:
     """Return whether the last stage follows each forward directly by that one's backward."""
     plan = s.plan
     schedule = schedule_of(plan.schedule)
-    return _turns(schedule, plan.pp, s.num_microbatches, plan.chunks, plan.microbatch_group)
+    return _turns(
+        schedule, plan.pp, s.num_microbatches, plan.chunks, plan.microbatch_group, s.target
+    )
 
 
 @lru_cache(maxsize=256)
 def _turns(
-    schedule: Schedule, ranks: int, microbatches: int, chunks: int, group: int | None
-) -> bool:
-    actions = lists_of(schedule, ranks, microbatches, chunks, group)
+    schedule: Schedule, ranks: int, microbatches: int, chunks: int,
+    group: int | None, target: Target | None,
+) -> bool:  # fmt: skip
+    actions = lists_of(schedule, ranks, microbatches, chunks, group, target)
     stage = max(a.stage for row in actions for a in row)
     return all(
         following == Action(stage, "B", action.microbatch)

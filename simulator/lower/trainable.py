@@ -220,6 +220,8 @@ def stages(s: Scenario) -> tuple[Stage, ...]:
 def first_trained_stage(s: Scenario) -> int:
     """Return the first stage that trains something: those before it have no backward."""
     every = stages(s)
+    if s.run.trains_all:
+        return 0
     return next((i for i, x in enumerate(every) if x.num_frozen < x.num_layers), len(every) - 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.describe.scenario import Scenario
 from simulator.lower.places import layout
-from simulator.schedules import schedule_of
+from simulator.schedules import Target, schedule_name, schedule_of
 
 
 def schedule_assumptions(s: Scenario) -> list[str]:
@@ -39,6 +39,14 @@ def schedule_assumptions(s: Scenario) -> list[str]:
             "ranks update before they know the norm of the whole pipeline; it goes along with the "
             "pipeline at no cost, and no update is ever taken back"
         )
+    if found.updates:
+        out.append(
+            "weights are updated after every microbatch, and steps follow without a flush; ranks "
+            f"keep {', '.join(map(str, found.versions))} versions of their weights, and no step is "
+            "worth less for gradients of older ones"
+        )
+    if s.target is not None:
+        out.append(_made_for(s, s.target))
     note = schedule_of(plan.schedule).note
     return [*out, note] if note else out
 
@@ -60,3 +68,18 @@ def _placed(s: Scenario) -> str:
         return f"stage s of {count} lies on pipeline ranks s and {pp - 1} - s"
     shown = [f"{rank}: {', '.join(map(str, held))}" for rank, held in enumerate(stages)]
     return f"stages by pipeline rank: {'; '.join(shown[:8])}" + "; ..." * (pp > 8)
+
+
+def _made_for(s: Scenario, target: Target) -> str:
+    """Return for which times and how much memory the schedule was ordered."""
+    times = "plan.schedule_times"
+    if s.plan.schedule_times is None:
+        times = "F, I and W of one time on all stages and free messages (plan.schedule_times)"
+    end = "of all ranks' step together" if target.synchronous else "of the slowest rank's own step"
+    kept = "whole" if target.kept == 1 else f"{target.kept:.3g} of it"
+    return (
+        f"{schedule_name(s.plan.schedule)} is ordered by a heuristic for {times} and the least "
+        f"time {end}; a rank keeps activations of at most {target.memory * s.plan.pp:.4g} "
+        f"microbatches (plan.schedule_memory {target.memory:g}), {kept} from I to W "
+        "(plan.schedule_kept)"
+    )

@@ -18,6 +18,7 @@ from simulator.schedules.action import (
 )
 from simulator.schedules.basic import gpipe, interleaved_1f1b, naive, one_f_one_b
 from simulator.schedules.check import check_actions
+from simulator.schedules.deadlock import check_progress
 from simulator.schedules.formulas import Case, Formula
 from simulator.schedules.passes import (
     add_optimizer,
@@ -26,11 +27,9 @@ from simulator.schedules.passes import (
     homes,
     stages_of_ranks,
 )
+from simulator.schedules.rows import BUBBLE_FRACTION, SCHEDULES
+from simulator.schedules.schedule import Schedule
 from simulator.schedules.table import (
-    BUBBLE_FRACTION,
-    SCHEDULES,
-    Schedule,
-    Times,
     actions_of,
     copies_of,
     lists_of,
@@ -38,6 +37,9 @@ from simulator.schedules.table import (
     schedule_of,
     size_complaint,
 )
+from simulator.schedules.times import Pace, Target, Times, pace
+from simulator.schedules.torch_csv import add_messages_as_torch, read_csv, write_csv
+from simulator.schedules.user import is_file, register_schedule
 
 __all__ = [
     "BUBBLE_FRACTION",
@@ -46,28 +48,37 @@ __all__ = [
     "Actions",
     "Case",
     "Formula",
+    "Pace",
     "Schedule",
+    "Target",
     "Times",
     "actions_of",
+    "add_messages_as_torch",
     "add_optimizer",
     "add_reduce_grad",
     "add_send_recv",
     "cell_text",
     "cells",
     "check_actions",
+    "check_progress",
     "copies_of",
     "gpipe",
     "grid",
     "homes",
     "interleaved_1f1b",
+    "is_file",
     "lists_of",
     "naive",
     "one_f_one_b",
+    "pace",
     "parse_cell",
     "parse_grid",
     "read_actions",
+    "read_csv",
+    "register_schedule",
     "schedule_name",
     "schedule_of",
     "size_complaint",
     "stages_of_ranks",
+    "write_csv",
 ]

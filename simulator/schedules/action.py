@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from simulator.errors import ScheduleError
@@ -87,16 +87,19 @@ def read_actions(rows: object) -> Actions:
                  for r in rows)  # fmt: skip
 
 
-def grid(actions: Sequence[Sequence[Action]], error: tuple[int, int] | None = None) -> str:
-    """Return action lists as text, a row a rank; `error` is the (rank, position) to point at."""
+def grid(
+    actions: Sequence[Sequence[Action]], marks: Mapping[tuple[int, int], str] | None = None
+) -> str:
+    """Return action lists as text, a row a rank; `marks` are put behind (rank, position)."""
+    marks = marks or {}
     texts = [[cell_text(cell) for cell in cells(row)] for row in actions]
     width = max((len(text) for row in texts for text in row), default=1)
     lines = []
     for rank, (row, shown) in enumerate(zip(actions, texts, strict=True)):
         at, marked = 0, []
         for cell, text in zip(cells(row), shown, strict=True):
-            wrong = error is not None and error[0] == rank and at <= error[1] < at + len(cell)
-            marked.append(f"{text:<{width}}" + " <-- ERROR HERE" * wrong)
+            own = [f" {marks[rank, i]}" for i in range(at, at + len(cell)) if (rank, i) in marks]
+            marked.append(f"{text:<{width}}{''.join(own)}")
             at += len(cell)
         lines.append(f"rank {rank}: {' '.join(marked)}".rstrip())
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulator.errors import ScheduleError
 from simulator.program import ACTION_CODE, NONE
 from simulator.schedules.action import Action, Actions, cells, grid
-from simulator.schedules.passes import homes
+from simulator.schedules.passes import OTHER_SIDE, homes
 
 UPDATES = ("REDUCE_GRAD", "OPT")
 """What concerns all microbatches of a stage, or ends one of an asynchronous schedule."""
@@ -31,7 +31,7 @@ def check_actions(actions: Actions) -> None:
                 or _unpaired(row, position, rank)
             )  # fmt: skip
             if complaint:
-                raise ScheduleError(f"{complaint}\n{grid(actions, (rank, position))}")
+                raise _error(complaint, actions, (rank, position))
             if action.kind in UPDATES:
                 updated.add(action)
             else:
@@ -39,13 +39,13 @@ def check_actions(actions: Actions) -> None:
                 home[action.stage, action.microbatch] = rank
     _check_complete(actions, seen)
     _check_updates(actions)
-    if any(a.kind in _OTHER_SIDE for a in seen):
+    if any(a.kind in OTHER_SIDE for a in seen):
         _check_messages(actions, seen)
 
 
-_OTHER_SIDE = {"SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1),
-               "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1)}  # fmt: skip
-"""The other side of a message: its kind, and how many stages further it is done."""
+def _error(complaint: str, actions: Actions, place: tuple[int, int]) -> ScheduleError:
+    shown = grid(actions, marks={place: "<-- ERROR HERE"})
+    return ScheduleError(f"{complaint}\n{shown}", place)
 
 
 def _check_messages(actions: Actions, seen: set[Action]) -> None:
@@ -58,8 +58,7 @@ def _check_messages(actions: Actions, seen: set[Action]) -> None:
             for offset, action in enumerate(cell):
                 complaint = _message_complaint(action, rank, home, seen, before)
                 if complaint:
-                    where = rank, position + offset
-                    raise ScheduleError(f"{complaint}\n{grid(actions, where)}")
+                    raise _error(complaint, actions, (rank, position + offset))
             before.update(a.alone for a in cell)
             position += len(cell)
 
@@ -69,8 +68,8 @@ def _message_complaint(
     seen: set[Action], before: set[Action],
 ) -> str | None:  # fmt: skip
     stage, kind, m, _ = action
-    if kind in _OTHER_SIDE:
-        other, offset = _OTHER_SIDE[kind]
+    if kind in OTHER_SIDE:
+        other, offset = OTHER_SIDE[kind]
         if Action(stage + offset, other, m) not in seen:
             return f"{action} on rank {rank} has no {stage + offset}{other}{m}"
     if kind == "F" and home.get((stage - 1, m), rank) != rank:
@@ -172,4 +171,4 @@ def _check_updates(actions: Actions) -> None:
             elif mixed and action.kind == "OPT" and action.microbatch != NONE:
                 complaint = f"{action} on rank {rank} names a microbatch, and other steps do not"
             if complaint:
-                raise ScheduleError(f"{complaint}\n{grid(actions, (rank, position))}")
+                raise _error(complaint, actions, (rank, position))

@@ -31,7 +31,7 @@ def add_send_recv(actions: Actions) -> Actions:
     Stages on the same rank hand over without a message. Both receives of a pair come before it, and
     both sends after it. Lists that hold messages already stay as they are.
     """
-    if _holds(actions, *_MESSAGES):
+    if _holds(actions, *OTHER_SIDE):
         return actions
     home = homes(actions)
     return tuple(
@@ -53,7 +53,9 @@ def _holds(actions: Actions, *kinds: str) -> bool:
     return any(a.kind in kinds for row in actions for a in row)
 
 
-_MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+OTHER_SIDE = {"SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1),
+              "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1)}  # fmt: skip
+"""The other side of a message: its kind, and how many stages further it is done."""
 
 _PEERS = {
     ("RECV", "F"): ("RECV_F", -1),
