@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from simulator.describe.cluster import Cluster
+from simulator.describe.cost import Cost
 from simulator.describe.fields import validate
 from simulator.describe.model import Model
 from simulator.describe.network import Network
+from simulator.describe.operations import Operations
 from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
@@ -28,6 +30,10 @@ class Scenario:
     cluster: Cluster
     plan: Plan
     run: Run
+    operations: Operations | None = None
+    """What happens over days of it; `trainsim operate` reads it."""
+    cost: Cost | None = None
+    """Power and prices, where energy and money are asked for."""
 
     def __post_init__(self) -> None:
         validate(self)
