@@ -26,6 +26,7 @@ LAYERS = (
     ("report",),
     ("api",),
     ("explore",),
+    ("operate",),
     ("validate",),
     ("cli",),
     ("__init__", "__main__"),
@@ -38,10 +39,10 @@ DOORS = {
     "networkx": {"hardware/fabric.py"},
     "matplotlib": {
         "report/plots.py", "report/memory_plot.py", "report/network_plots.py", "report/palette.py",
-        "validate/scatter.py",
+        "validate/scatter.py", "operate/plot.py",
     },
     "pandas": {"report/result.py"},
-    "simpy": {"engine/reference.py", "engine/contention.py"},
+    "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}
 

@@ -15,8 +15,8 @@ class Cost:
     """What a device-second takes beside time. Shares are of the device's `tdp`."""
 
     busy_share: Share = 1.0
-    """Power while computing. ASSUMED the whole of tdp, an upper bound: an 8 x H100 node drew at most
-    8.4 of its 10.2 kW in training (Latif et al., 2024, arXiv 2412.08602)."""
+    """Power while computing. ASSUMED the whole of tdp, an upper bound: a node of 8 H100 drew at
+    most 8.4 of its 10.2 kW in training (Latif et al., 2024, arXiv 2412.08602)."""
     communication_share: Share = 0.5
     """Power while only communication runs. ASSUMED: no published value by device was found."""
     host_power: Watts = 0.0

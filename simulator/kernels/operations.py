@@ -16,8 +16,8 @@ NEVER = np.iinfo(np.int64).max
 
 @Kernel
 def operate_days(  # type: ignore[no-untyped-def]  # compiled
-    offset, tick, what, numbers, asynchronous, replicas, detection, repair, slow_node,
-    category, ticks, interruptions, progress,
+    offset, tick, what, numbers, asynchronous, replicas, useful, detection, repair,
+    slow_node, category, ticks, interruptions, progress,
 ):  # fmt: skip
     """Fill `ticks` (samples, categories), `interruptions` (samples, components) and `progress`
     (samples; steps, shares, checkpoints).
@@ -50,19 +50,18 @@ def operate_days(  # type: ignore[no-untyped-def]  # compiled
                     until = tick[at]
                 whole = min(left, (until - now - 1) // length)
                 if whole > 0:
-                    useful = step * replicas[missing] // replicas[0]
                     done[0] += whole
                     done[1] += whole * replicas[missing]
-                    done[2] += whole * useful
+                    done[2] += whole * useful[missing]
                     done[3] += whole * (length - step)
-                    done[4] += whole * (step - useful)
+                    done[4] += whole * (step - useful[missing])
                     now += whole * length
                     left -= whole
                     if left == 0:
                         phase = SETTLE
                         continue
                 end = now + length
-            elif phase == SETTLE or phase == GROW:
+            elif phase in (SETTLE, GROW):
                 end = now
                 if drained != NEVER and drained > now:
                     end = drained
@@ -122,12 +121,11 @@ def operate_days(  # type: ignore[no-untyped-def]  # compiled
                 spent[training if phase == STEP else category[phase]] += duration - now
                 break
             if phase == STEP:
-                useful = step * replicas[missing] // replicas[0]
                 done[0] += 1
                 done[1] += replicas[missing]
-                done[2] += useful
+                done[2] += useful[missing]
                 done[3] += length - step
-                done[4] += step - useful
+                done[4] += step - useful[missing]
                 left -= 1
                 if left == 0:
                     phase = SETTLE
@@ -136,7 +134,7 @@ def operate_days(  # type: ignore[no-untyped-def]  # compiled
             spent[category[phase]] += end - now
             now = end
             place = False
-            if phase == SETTLE or phase == GROW:
+            if phase in (SETTLE, GROW):
                 if drained != NEVER:
                     written[:] = writing
                     drained = NEVER
@@ -158,7 +156,7 @@ def operate_days(  # type: ignore[no-untyped-def]  # compiled
                             there += 1
                     if replicas[missing - min(missing, there)] > replicas[missing]:
                         phase = GROW
-            elif phase == DETECT or phase == WAIT:
+            elif phase in (DETECT, WAIT):
                 place = True
             elif phase == RESCHEDULE:
                 unplaced = False

@@ -10,6 +10,7 @@ from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
 from simulator.operate.job import FEWER, LOST, SLOW, TRAINING
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, WORK
+from simulator.report.text import table
 from simulator.units import UNITS, format_count
 
 if TYPE_CHECKING:
@@ -131,6 +132,32 @@ def bills(operated: Operated) -> Bills:
     )
 
 
+def step_bills(result: Result) -> tuple[Bill, Bill]:
+    """Return what one step takes, and a million of its tokens (of its samples, where images).
+
+    Raises:
+        DescriptionError: when the device's file does not say what it draws.
+    """
+    s = result.scenario
+    assert s is not None
+    assert s.cost is not None  # asked for only then
+    step = bill(s, s.cost, mix_of(result), result.step_time_s, 0.0)
+    return step, step.times(1e6 / s.tokens_per_step)
+
+
+def step_text(result: Result) -> str:
+    """Return the bill of a step as a table, with what it was counted from."""
+    s = result.scenario
+    assert s is not None
+    step, million = step_bills(result)
+    what = "images" if s.model.reads_images else "tokens"
+    rows = [["takes", "energy", "CO2e", "electricity", "devices"],
+            ["one step", *bill_cells(step)],
+            [f"a million {what}", *bill_cells(million)]]  # fmt: skip
+    lines = cost_assumptions(s, result)
+    return "\n".join([table(rows), *(f"  - {line}" for line in lines)])
+
+
 def bill_cells(b: Bill) -> list[str]:
     """Return energy, carbon, electricity and devices as texts; a dash where nothing is known."""
     return [
@@ -149,23 +176,22 @@ def bill_dict(b: Bill) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cost_assumptions(operated: Operated) -> list[str]:
-    """Return what moved the energy and the money."""
-    s, cost = operated.scenario, operated.scenario.cost
+def cost_assumptions(s: Scenario, result: Result | None) -> list[str]:
+    """Return what moved the energy and the money, of a step that was simulated or stated."""
+    cost = s.cost
     assert cost is not None
     device = s.cluster.node.device
     assert device.tdp is not None
     assert device.idle_power is not None
-    work, communication, _ = mix_of(operated.step)
+    work, communication, _ = mix_of(result)
     stated = " (the step's time is stated, so all of it counts as computing)"
     return [
         f"a device draws {device.tdp * cost.busy_share:g} W computing, {work:.1%} of a step"
-        f"{stated if operated.step is None else ''}, {device.tdp * cost.communication_share:g} W "
-        f"while only communication runs, {communication:.1%}, and {device.idle_power:g} W idle, in "
-        "bubbles, in spare nodes and while the job stands still; time with fewer replicas counts as "
-        "that with all",
+        f"{stated if result is None else ''}, {device.tdp * cost.communication_share:g} W "
+        f"while only communication runs, {communication:.1%}, and {device.idle_power:g} W idle: "
+        "in bubbles, in spare nodes and while the job stands still; time with fewer replicas is "
+        "counted as time with all",
         f"a node draws {cost.host_power:g} W beside its devices, and the building {cost.pue:g} "
         "times what nodes do; network and storage are left out",
         "devices are paid for as long as they are held, spare and broken ones too",
     ]
-

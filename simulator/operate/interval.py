@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-RULE_NAMES = {"young": "Young", "daly": "Daly"}
-
 
 def young(cost: float, mtbf: float) -> float:
     """Return seconds of training between checkpoints, sqrt(2 C M) (Young, 1974).
@@ -18,9 +16,9 @@ def young(cost: float, mtbf: float) -> float:
 
 
 def daly(cost: float, mtbf: float) -> float:
-    """Return seconds of training between checkpoints by Daly's higher-order estimate (2006, eq. 37).
+    """Return seconds of training between checkpoints by Daly's higher-order estimate (2006).
 
-    sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C, or M where C is at least 2 M.
+    Its equation 37: sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C; M from C = 2 M on.
     """
     if cost >= 2 * mtbf:
         return mtbf

@@ -17,6 +17,9 @@ from simulator.program import Int64
 NANOSECONDS = 10**9
 """Ticks of a second here: int64 has room for 292 years of them."""
 
+FOREVER = 4 * 10**18
+"""Longer times are cut: no run is as long, and two of them still fit into int64."""
+
 SLOW_NODE = "slow node"
 """Name of the component that has turned slow and is taken out when it is found."""
 
@@ -63,12 +66,17 @@ class Job:
     """By component; `NO_NODE` where it takes no node."""
 
     @property
-    def table(self) -> tuple[Int64, Int64, Int64]:
-        """`replicas`, `detection` and `repair` as columns."""
-        replicas, detection, repair = (
-            np.array(x, np.int64) for x in (self.replicas, self.detection, self.repair)
+    def useful(self) -> tuple[int, ...]:
+        """Ticks of a step that count as training, by the number of nodes that are missing."""
+        return tuple(self.step * left // self.replicas[0] for left in self.replicas)
+
+    @property
+    def columns(self) -> tuple[Int64, Int64, Int64, Int64]:
+        """`replicas`, `useful`, `detection` and `repair`."""
+        replicas, useful, detection, repair = (
+            np.array(x, np.int64) for x in (self.replicas, self.useful, self.detection, self.repair)
         )
-        return replicas, detection, repair
+        return replicas, useful, detection, repair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +195,11 @@ def job(s: Scenario, ops: Operations, step_time: float, interval: float | None =
     missing = range(cluster.num_nodes + 1)
     replicas = [(cluster.num_nodes - gone) * cluster.ranks_per_node // a_replica
                 for gone in missing]  # fmt: skip
+    if ops.elastic and s.plan.dp == 1:
+        raise DescriptionError(
+            "operations.elastic: plan.dp 1 has no replica to spare; leave it out, and the job "
+            "waits for a repair"
+        )
     if not ops.elastic:
         replicas = [count if not gone else 0 for gone, count in enumerate(replicas)]
     step = max(1, _ticks(step_time))
@@ -194,7 +207,7 @@ def job(s: Scenario, ops: Operations, step_time: float, interval: float | None =
         duration=_ticks(ops.days * 86400),
         step=step,
         slow_step=_ticks(step_time * slowdown),
-        interval=max(1, round(every / step_time)),
+        interval=min(max(1, round(every / step_time)), FOREVER),
         asynchronous=ops.checkpoint.asynchronous,
         blocked=_ticks(save.blocked),
         drain=_ticks(save.write) if ops.checkpoint.asynchronous else 0,
@@ -210,4 +223,4 @@ def job(s: Scenario, ops: Operations, step_time: float, interval: float | None =
 
 
 def _ticks(seconds: float) -> int:
-    return round(seconds * NANOSECONDS)
+    return min(round(seconds * NANOSECONDS), FOREVER)

@@ -1,8 +1,8 @@
 """The reference of operations: a job, what breaks it and what is repaired as SimPy processes.
 
-It is the definition of what `kernels/operations.py` computes, which must give the same numbers. What
-breaks or comes back at a tick does so before anything else ends at it. Steps run one by one, so this
-is slow where steps are short.
+It is the definition of what `kernels/operations.py` computes, which must give the same numbers.
+What breaks or comes back at a tick does so before anything else ends at it. Steps run one by one,
+so this is slow where steps are short.
 """
 
 from __future__ import annotations
@@ -90,10 +90,15 @@ class _Operation:
         self.process = self.env.process(self.work())
         self.env.process(self.breakages(breaks))
 
+    @property
+    def now(self) -> int:
+        """The tick; all delays are whole numbers."""
+        return int(self.env.now)
+
     def breakages(self, breaks: list[tuple[int, int]]) -> Process:
         """Break what breaks when it does."""
         for tick, what in breaks:
-            yield _Urgent(self.env, tick - self.env.now)
+            yield _Urgent(self.env, tick - self.now)
             if what == ONSET:
                 self.slow += 1
                 continue
@@ -129,14 +134,14 @@ class _Operation:
 
     def spend(self, category: int, until: simpy.Event) -> Process:
         """Spend the time until something on one thing."""
-        self.doing, self.since = category, self.env.now
+        self.doing, self.since = category, self.now
         try:
             yield until
         except simpy.Interrupt:
-            self.ticks[LOST if category == TRAINING else category] += self.env.now - self.since
+            self.ticks[LOST if category == TRAINING else category] += self.now - self.since
             raise
         if category != TRAINING:  # which counts once it is sure to be kept
-            self.ticks[category] += self.env.now - self.since
+            self.ticks[category] += self.now - self.since
 
     def train(self) -> Process:
         """Run steps, and save after every so many."""
@@ -158,12 +163,10 @@ class _Operation:
 
     def after_step(self, took: int) -> _Progress:
         """Return the progress after one more step."""
-        done, all_replicas = self.progress, self.job.replicas[0]
-        replicas = self.job.replicas[self.missing]
-        useful = self.job.step * replicas // all_replicas
+        done, useful = self.progress, self.job.useful[self.missing]
         return _Progress(
             done.steps + 1,
-            done.shares + replicas,
+            done.shares + self.job.replicas[self.missing],
             done.training + useful,
             done.slow + took - self.job.step,
             done.fewer + self.job.step - useful,

@@ -74,7 +74,8 @@ class Operated:
     @property
     def goodput(self) -> Float64:
         """Effective training time over the wall clock, by sample."""
-        return self.shares[:, TRAINING]
+        goodput: Float64 = np.asarray(self.shares[:, TRAINING], np.float64)
+        return goodput
 
     @property
     def seconds(self) -> Float64:
@@ -91,7 +92,7 @@ class Operated:
     def tokens(self) -> Float64:
         """Tokens trained on and kept, by sample; fewer replicas train on fewer."""
         a_share = self.scenario.tokens_per_step / self.job.replicas[0]
-        tokens: Float64 = self.outcome.progress[:, 1] * a_share
+        tokens: Float64 = np.asarray(self.outcome.progress[:, 1] * a_share, np.float64)
         return tokens
 
     @property

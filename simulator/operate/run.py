@@ -30,6 +30,9 @@ from simulator.operate.job import (
 from simulator.operate.result import Operated, Outcome
 from simulator.program import Int64
 
+MOST_CHECKPOINTS = 10**9
+"""Of all samples together; the compiled engine takes some 20 ns for each."""
+
 EngineName = Literal["compiled", "reference"]
 
 PHASES = np.array(
@@ -73,6 +76,7 @@ def operate(
         result = simulate(scenario)
         step = result.step_time_s
     described = job(scenario, ops, step)
+    _check_size(described, seeds)
     cluster = scenario.cluster
     every = range(ops.seed, ops.seed + seeds)
     breaks = happenings(ops, cluster.world_size, cluster.num_nodes, every)
@@ -80,12 +84,25 @@ def operate(
     return Operated(scenario, ops, described, step, every, outcome, result)
 
 
+def _check_size(job: Job, seeds: int) -> None:
+    """Check that it will end within minutes.
+
+    Raises:
+        DescriptionError: when there are more checkpoints than that.
+    """
+    saves = job.duration / (job.interval * job.step + job.blocked) * seeds
+    if saves > MOST_CHECKPOINTS:
+        raise DescriptionError(
+            f"operations.checkpoint.interval: {saves:.3g} checkpoints in {seeds:,} samples are too "
+            f"many (at most {MOST_CHECKPOINTS:.0e}); take fewer --seeds or --days, or a longer one"
+        )
+
+
 def run_all(job: Job, breaks: Happenings) -> Outcome:
     """Return what becomes of a job in every sample, by the compiled engine."""
     from simulator.kernels.operations import operate_days
 
     out = _empty(len(breaks.offset) - 1, job)
-    replicas, detection, repair = job.table
     numbers = (
         job.duration, job.step, job.slow_step, job.interval, job.blocked, job.drain, job.restore,
         job.restart, job.rescheduling, job.spares,
@@ -93,8 +110,8 @@ def run_all(job: Job, breaks: Happenings) -> Outcome:
     slow = job.names.index(SLOW_NODE) if SLOW_NODE in job.names else len(job.names)
     work = len(breaks.tick) + len(out.ticks) * (job.duration // (job.step * job.interval) + 1)
     operate_days(
-        10 * work, breaks.offset, breaks.tick, breaks.what, numbers, job.asynchronous, replicas,
-        detection, repair, slow, PHASES, out.ticks, out.interruptions, out.progress,
+        10 * work, breaks.offset, breaks.tick, breaks.what, numbers, job.asynchronous, *job.columns,
+        slow, PHASES, out.ticks, out.interruptions, out.progress,
     )  # fmt: skip
     return out
 

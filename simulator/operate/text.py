@@ -16,6 +16,16 @@ from simulator.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from simulator.operate.best import Best
 
+AGEING = (
+    "the mean time between failures, and rules for intervals, count things of all ages alike: at "
+    "first, more or fewer fail (burn-in, Weibull)"
+)
+
+ELASTIC = (
+    "goes on with fewer replicas, each at its pace and with its share of the batch, and takes back "
+    "at a checkpoint those whose nodes have returned"
+)
+
 
 def operated_text(o: Operated, best: Best | None = None) -> str:
     """Return the report of operations as text."""
@@ -55,7 +65,8 @@ def format_hours(seconds: float) -> str:
     """Return a duration to four digits in the unit of its size, up to hours."""
     for scale, unit in ((3600.0, "h"), (60.0, "min")):
         if seconds >= scale:
-            return f"{seconds / scale:,.4g} {unit}"
+            number = seconds / scale
+            return f"{number:,.0f} {unit}" if number >= 1000 else f"{number:.4g} {unit}"
     return format_seconds(seconds)
 
 
@@ -144,6 +155,7 @@ def assumptions(o: Operated) -> list[str]:
         + (" but for slow nodes" if ops.slow_node else ""),
         "failures come by the clock, also while the job recovers, which then begins anew; things "
         f"that fail {' or '.join(by_name[kind] for kind in kinds)}" if kinds else "nothing fails",
+        *([AGEING] if set(kinds) - {"exponential"} else []),
         f"recovery: {format_hours(ops.detection_time)} until a failure is found, "
         f"{format_hours(ops.rescheduling_time)} to put another node in place, "
         f"{format_hours(ops.restart_time)} to start, {format_seconds(o.job.restore / NANOSECONDS)} "
@@ -153,9 +165,8 @@ def assumptions(o: Operated) -> list[str]:
         lines.append(
             f"a node is out for {format_hours(ops.repair_time)} where its component does not say; "
             f"{ops.spare_nodes:,} nodes stand by and do not fail; without one the job "
-            + ("goes on with fewer replicas, each at its pace, and takes back at a checkpoint those "
-               "whose nodes have returned" if ops.elastic else "waits")
-        )  # fmt: skip
+            + (ELASTIC if ops.elastic else "waits")
+        )
     save = saving(s, ops)
     stated = "" if ops.checkpoint.state is None else " (stated)"
     lines.append(
@@ -170,7 +181,7 @@ def assumptions(o: Operated) -> list[str]:
             f"one slow node or several make steps {slow.slowdown:g} times as long, for "
             f"{format_hours(slow.detection_time)} each; taking one out stops the job at once"
         )
-    return lines + (cost_assumptions(o) if s.cost is not None else [])
+    return lines + (cost_assumptions(s, o.step) if s.cost is not None else [])
 
 
 def notes(o: Operated) -> list[str]:
@@ -256,5 +267,3 @@ def _spread(values: Any) -> dict[str, float | None]:
         "mean": x.mean, "mean_95_percent": None if np.isnan(x.error) else x.error,
         "p5": x.low, "p50": x.middle, "p95": x.high,
     }  # fmt: skip
-
-
