@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -171,7 +172,8 @@ def job(s: Scenario, ops: Operations, step_time: float, interval: float | None =
         s: what trains.
         ops: what happens to it.
         step_time: seconds of a step with nothing wrong.
-        interval: seconds between checkpoints; what the operations say when absent.
+        interval: seconds between checkpoints; what the operations say when absent, where a rule
+            for asynchronous ones is not followed below the time of a write.
     """
     save, cluster = saving(s, ops), s.cluster
     every = interval_seconds(s, ops) if interval is None else interval
@@ -203,11 +205,12 @@ def job(s: Scenario, ops: Operations, step_time: float, interval: float | None =
     if not ops.elastic:
         replicas = [count if not gone else 0 for gone, count in enumerate(replicas)]
     step = max(1, _ticks(step_time))
+    least = math.ceil(save.write / step_time) if interval is None and _waits_for_writes(ops) else 1
     return Job(
         duration=_ticks(ops.days * 86400),
         step=step,
         slow_step=_ticks(step_time * slowdown),
-        interval=min(max(1, round(every / step_time)), FOREVER),
+        interval=min(max(1, round(every / step_time), least), FOREVER),
         asynchronous=ops.checkpoint.asynchronous,
         blocked=_ticks(save.blocked),
         drain=_ticks(save.write) if ops.checkpoint.asynchronous else 0,
@@ -220,6 +223,11 @@ def job(s: Scenario, ops: Operations, step_time: float, interval: float | None =
         detection=tuple(map(_ticks, detection)),
         repair=tuple(repair),
     )
+
+
+def _waits_for_writes(ops: Operations) -> bool:
+    """Return whether a rule that knows of snapshots only must not ask for more than is written."""
+    return ops.checkpoint.asynchronous and isinstance(ops.checkpoint.interval, str)
 
 
 def _ticks(seconds: float) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from simulator.operate.cost import bill_cells, bill_dict, bills, cost_assumptions
 from simulator.operate.interval import daly, lost_share, young
-from simulator.operate.job import NANOSECONDS, NO_NODE, mtbf, saving
+from simulator.operate.job import NANOSECONDS, NO_NODE, interval_seconds, mtbf, saving
 from simulator.operate.result import Operated, Spread
 from simulator.report.text import SCHEMA_VERSION, table
 from simulator.units import format_bytes, format_count, format_seconds
@@ -22,8 +22,8 @@ AGEING = (
 )
 
 ELASTIC = (
-    "goes on with fewer replicas, each at its pace and with its share of the batch, and takes back "
-    "at a checkpoint those whose nodes have returned"
+    "goes on with fewer replicas, as few as the missing nodes allow, each at its pace and with its "
+    "share of the batch, and takes back at a checkpoint those whose nodes have returned"
 )
 
 
@@ -83,7 +83,13 @@ def _checkpoint(o: Operated) -> str:
         else f"{format_seconds(save.write)} to write"
     )
     rule = o.operations.checkpoint.interval
-    named = f" ({rule})" if isinstance(rule, str) else ""
+    named = ""
+    if isinstance(rule, str):
+        wanted = interval_seconds(o.scenario, o.operations)
+        sooner = steps * o.step_time_s - wanted > o.step_time_s
+        named = (
+            f" ({rule}{f' wants {format_hours(wanted)}: not before a write has ended' * sooner})"
+        )
     return f"every {every}, {steps:,} steps{named}: {format_bytes(save.state_bytes)}, {how}"
 
 
@@ -125,7 +131,8 @@ def _best(best: Best | None) -> list[str]:
     return [
         "",
         table(rows),
-        f"best by simulation: {format_hours(best.best)}; Young {format_hours(best.young)} "
+        f"best by simulation{'' if best.is_smooth else ' (of these)'}: "
+        f"{format_hours(best.best)}; Young {format_hours(best.young)} "
         f"({best.young / best.best - 1:+.1%}), Daly {format_hours(best.daly)} "
         f"({best.daly / best.best - 1:+.1%})",
     ]
