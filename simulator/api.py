@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from simulator.cuts import resolved
 from simulator.describe.scenario import Scenario
 from simulator.engine import Folding, fold, run
 from simulator.errors import DescriptionError
@@ -12,7 +13,15 @@ from simulator.hardware import price
 from simulator.hardware.placement import devices
 from simulator.lower import Actions, lower, lower_schedule
 from simulator.report.result import Moves, Result
-from simulator.schedules import BUBBLE_FRACTION, actions_of, read_actions, schedule_name
+from simulator.schedules import (
+    BUBBLE_FRACTION,
+    actions_of,
+    check_actions,
+    check_progress,
+    read_actions,
+    schedule_name,
+    schedule_of,
+)
 from simulator.units import format_seconds, to_seconds, to_ticks
 
 
@@ -28,6 +37,7 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
         DescriptionError: when the scenario is too large for this machine or for the clock.
         ProgramError: when the program cannot run; it says which ranks and ops.
     """
+    scenario = resolved(scenario)
     program = lower(scenario)
     placement = devices(scenario.plan, scenario.cluster)
     ticks = price(program, scenario.cluster, placement)
@@ -58,9 +68,11 @@ def simulate_schedule(
     *,
     stages: int | None = None,
     microbatches: int | None = None,
-    chunks: int = 1,
+    chunks: int | None = None,
     forward: float = 1.0,
     backward: float = 2.0,
+    input_grad: float | None = None,
+    pair: float | None = None,
     latency: float = 0.0,
     engine: str = "compiled",
 ) -> Result:
@@ -70,10 +82,15 @@ def simulate_schedule(
         schedule: a registered name with `stages` and `microbatches`, or action lists by rank.
         stages: pipeline stages, for a name; with `chunks`, pipeline ranks of that many stages each.
         microbatches: microbatches of one step, for a name.
-        chunks: stages of each rank, for the name of a schedule that takes several.
+        chunks: stages of each rank, for the name of a schedule that takes several; the fewest that
+            it takes when absent.
         forward: seconds of a forward of one microbatch on one stage, on all `chunks` of a rank
             together; so a schedule with chunks has the work of one without.
         backward: seconds of its backward, likewise.
+        input_grad: of them the seconds of the gradient of the input, where the schedule splits the
+            backward; half when absent.
+        pair: seconds of a forward and a backward that run together, likewise; those of both when
+            absent.
         latency: seconds of a message between neighbouring stages.
         engine: a key of `simulator.engine.ENGINES`.
 
@@ -83,23 +100,43 @@ def simulate_schedule(
         DeadlockError: when ranks wait for each other's messages.
     """
     problems = _out_of_range(forward=forward, backward=backward, latency=latency)
-    for name, count in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
+    for name, seconds, most in (("input_grad", input_grad, backward), ("pair", pair, math.inf)):
+        if not problems and seconds is not None and not 0 <= seconds <= most:
+            least = f"at most backward {backward:g}" if name == "input_grad" else "not below 0"
+            problems.append(f"{name} {seconds!r} must be at least 0 and {least}")
+    counts = [("stages", stages), ("microbatches", microbatches)]
+    if chunks is not None:
+        counts.append(("chunks", chunks))
+    for name, count in counts:
         if isinstance(schedule, str) and (type(count) is not int or count < 1):
             problems.append(f"{name} {count!r} must be a whole number and at least 1")
-    if not isinstance(schedule, str) and chunks != 1:
+    if not isinstance(schedule, str) and chunks not in (None, 1):
         problems.append(f"chunks {chunks!r} is for the name of a schedule; lists hold their stages")
     if problems:
         raise DescriptionError(problems)
     notes: tuple[str, ...] = ()
+    stages_of_rank = 1.0
     if isinstance(schedule, str):
         assert stages is not None  # checked above
         assert microbatches is not None
+        known = schedule_of(schedule)
+        chunks = chunks or known.chunks[0]
         notes = pipeline_notes(schedule, stages, microbatches, chunks)
         schedule = actions_of(schedule, stages, microbatches, chunks)
+        stages_of_rank = chunks / known.copies
     else:
         schedule = read_actions(schedule)
+        check_actions(schedule)
+        check_progress(schedule)
+    first = backward / 2 if input_grad is None else input_grad
     program = lower_schedule(
-        schedule, forward=forward / chunks, backward=backward / chunks, latency=latency
+        schedule,
+        forward=forward / stages_of_rank,
+        backward=backward / stages_of_rank,
+        input_grad=first / stages_of_rank,
+        weight_grad=(backward - first) / stages_of_rank,
+        pair=None if pair is None else pair / stages_of_rank,
+        latency=latency,
     )
     return Result(program, run(program, price(program), engine), None, notes)
 

@@ -185,8 +185,9 @@ def show_schedule(
             raise DescriptionError("--plot draws a schedule; give its NAME")
         from simulator.schedules import SCHEDULES
 
-        for known, function in SCHEDULES.items():
-            click.echo(f"{known:<15} {(function.__doc__ or '').partition(chr(10))[0]}")
+        for known, schedule in SCHEDULES.items():
+            about = (schedule.make.__doc__ or "").partition("\n")[0]
+            click.echo(f"{known:<20} {about}")
         return
     from simulator.api import simulate_schedule
 
@@ -402,7 +403,12 @@ def _progress(items: Sequence[T]) -> Iterator[T]:
 def _load(scenario: str, overrides: tuple[str, ...]) -> Scenario:
     from simulator.describe.loader import load, set_all
 
-    return load(scenario, set_all(overrides))
+    loaded = load(scenario, set_all(overrides))
+    if loaded.plan.stage_cut == "uniform":
+        return loaded
+    from simulator.cuts import resolved
+
+    return resolved(loaded)
 
 
 def _figure(text: str) -> tuple[str, Path]:

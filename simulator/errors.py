@@ -36,6 +36,11 @@ class ProgramError(TrainsimError):
 class ScheduleError(ProgramError):
     """A schedule is not legal; the message shows the grid with the offending cell."""
 
+    def __init__(self, message: str, place: tuple[int, int] | None = None) -> None:
+        super().__init__(message)
+        self.place = place
+        """Rank of the offending action, and its position in that rank's list."""
+
 
 class DeadlockError(ProgramError):
     """Ops wait for each other in a cycle; the message lists who waits for whom."""

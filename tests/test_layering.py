@@ -24,7 +24,7 @@ LAYERS = (
     ("engine",),
     ("exchange",),
     ("report",),
-    ("api",),
+    ("api", "cuts"),
     ("explore",),
     ("operate",),
     ("validate",),

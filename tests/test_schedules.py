@@ -1,154 +1,34 @@
-"""Action lists: against torch's own, and what is said about wrong ones."""
+"""Action lists, and what is said about wrong ones."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 import simulator as sim
 from simulator.errors import DeadlockError, DescriptionError, ProgramError, ScheduleError
+from simulator.lower import lower_schedule
 from simulator.schedules import (
     Action,
+    Actions,
     actions_of,
     add_optimizer,
     add_reduce_grad,
     add_send_recv,
     check_actions,
+    check_progress,
     grid,
     parse_grid,
+    read_actions,
+    size_complaint,
 )
-
-GOLDEN = Path(__file__).parent / "golden"
-TORCH = {
-    "GPipe": "torch_gpipe.txt",
-    "1F1B": "torch_1f1b.txt",
-    "Interleaved1F1B": "torch_interleaved.txt",
-}
-
-
-def recorded(name: str) -> dict[tuple[int, ...], list[list[str]]]:
-    """Read the recorded lists by (ranks, microbatches), or (ranks, microbatches, chunks)."""
-    out: dict[tuple[int, ...], list[list[str]]] = {}
-    rows: list[list[str]] = []
-    for line in (GOLDEN / TORCH[name]).read_text().splitlines():
-        if line.startswith("p="):
-            rows = out[tuple(int(part[2:]) for part in line.split())] = []
-        elif line.startswith("rank"):
-            rows.append(line.partition(":")[2].split())
-    return out
-
-
-def renumbered(row: list[str]) -> list[str]:
-    """Number forwards from zero."""
-    return [
-        str(a._replace(microbatch=a.microbatch - 1)) if a.kind == "F" else str(a)
-        for a in map(Action.parse, row)
-    ]
-
-
-def ours(name: str, stages: int, microbatches: int) -> list[list[str]]:
-    rows = add_reduce_grad(actions_of(name, stages, microbatches))
-    return [[str(a) for a in row] for row in rows]
-
-
-def interleaved(ranks: int, microbatches: int, chunks: int) -> list[list[str]]:
-    """Return our interleaved lists as torch gives its own: without REDUCE_GRAD."""
-    rows = actions_of("Interleaved1F1B", ranks, microbatches, chunks)
-    return [[str(a) for a in row] for row in rows]
 
 
 def lists(*rows: str) -> tuple[tuple[Action, ...], ...]:
     return tuple(tuple(map(Action.parse, row.split())) for row in rows)
-
-
-# 8 stage counts x 9 microbatch counts; torch's 1F1B needs m >= p, which leaves 9+8+7+6+5+4+4+3 = 46
-# (of m in 1, 2, 3, 4, 5, 7, 8, 12, 16: p=6 and p=7 both leave 7, 8, 12, 16). Interleaved: 5 rank
-# counts x 8 x 2 chunk counts and one more, but m=5 on p=2 and m=10 on p=3, which it refuses.
-@pytest.mark.parametrize(
-    ("name", "sizes"), [("GPipe", 72), ("1F1B", 46), ("Interleaved1F1B", 81 - 4)]
-)
-def test_the_recording_of_torch_covers_the_grid(name: str, sizes: int) -> None:
-    assert len(recorded(name)) == sizes
-
-
-def test_gpipe_lists_equal_those_recorded_from_torch() -> None:
-    for (p, m), rows in recorded("GPipe").items():
-        assert ours("GPipe", p, m) == rows, (p, m)
-
-
-# torch 2.13 numbers the forwards of the last stage 1..m (its counter starts at 0 and is raised
-# before the first use when there is no warm-up); every other stage counts 0..m-1.
-def test_1f1b_lists_equal_those_recorded_from_torch_but_for_its_numbering_of_the_last_stage() -> (
-    None
-):
-    for (p, m), rows in recorded("1F1B").items():
-        assert ours("1F1B", p, m) == [*rows[:-1], renumbered(rows[-1])], (p, m)
-
-
-def test_interleaved_lists_equal_those_recorded_from_torch() -> None:
-    for (p, m, v), rows in recorded("Interleaved1F1B").items():
-        assert interleaved(p, m, v) == rows, (p, m, v)
-
-
-def test_torch_really_numbers_the_last_stage_of_1f1b_from_one() -> None:
-    for (p, m), rows in recorded("1F1B").items():
-        forwards = [cell for cell in rows[-1] if "F" in cell]
-        assert forwards == [f"{p - 1}F{i}" for i in range(1, m + 1)]
-
-
-@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
-@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (3, 5), (4, 4), (6, 11)])
-def test_lists_equal_those_of_the_installed_torch(
-    name: str, stages: int, microbatches: int
-) -> None:
-    pytest.importorskip("torch")
-    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
-
-    theirs = [
-        [str(a) for a in row if a is not None]
-        for row in get_schedule_ops(name, stages, microbatches)
-    ]
-    if name == "1F1B" and f"{stages - 1}F{microbatches}" in theirs[-1]:
-        theirs[-1] = renumbered(theirs[-1])
-    assert ours(name, stages, microbatches) == theirs
-
-
-def torchs_interleaved(*size: int, **options: bool) -> list[list[str]] | None:
-    """Return the installed torch's lists of (ranks, microbatches, chunks), None if it refuses."""
-    visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
-    try:
-        rows = visualizer.get_schedule_ops("Interleaved1F1B", *size, **options)
-    except ValueError:
-        return None
-    return [[str(a) for a in row if a is not None] for row in rows]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("chunks", [2, 3, 4])
-def test_interleaved_lists_equal_those_of_the_installed_torch_or_both_refuse(
-    ranks: int, chunks: int
-) -> None:
-    for m in range(1, 2 * ranks + 4):
-        theirs = torchs_interleaved(ranks, m, chunks)
-        if theirs is None:
-            with pytest.raises(DescriptionError, match=f"takes {m} microbatches"):
-                interleaved(ranks, m, chunks)
-        else:
-            assert interleaved(ranks, m, chunks) == theirs
-
-
-# torch places the receives itself, and UNSHARD and RESHARD of FSDP, which do nothing here.
-@pytest.mark.parametrize(("ranks", "m", "chunks"), [(2, 4, 2), (3, 3, 3), (4, 6, 2), (5, 10, 3)])
-def test_interleaved_lists_with_the_messages_of_torch_take_as_long_as_with_ours(
-    ranks: int, m: int, chunks: int
-) -> None:
-    theirs = torchs_interleaved(ranks, m, chunks, with_comms=True)
-    assert theirs is not None
-    rows = [[cell for cell in row if "SHARD" not in cell] for row in theirs]
-    times = {"forward": 1.0, "backward": 2.0, "latency": 0.25}
-    ours = sim.simulate_schedule(actions_of("Interleaved1F1B", ranks, m, chunks), **times)
-    assert sim.simulate_schedule(rows, **times).step_time_s == ours.step_time_s
 
 
 # P=2, M=2, v=2 by hand: rank 0 holds stages 0 and 2, rank 1 stages 1 and 3. Warm-up 2(1-r) + 2:
@@ -258,7 +138,7 @@ def test_two_stages_of_one_rank_run_in_its_order() -> None:
         (("0F0 0F0 0B0", "1F0 1B0"), "0F0 on rank 0 is done twice"),
         (("0F0 0B0", "1B0 1F0"), "1B0 on rank 1 comes before its forward 1F0"),
         (("0F0 0B0", "1B0"), "1B0 on rank 1 comes before its forward 1F0"),
-        (("0F0 0B0", "1F0 1B0 0F1"), "stage 0 is on rank 0 and on rank 1"),
+        (("0F0 0B0 0F1", "1F0 1B0 0B1"), "microbatch 1 passes stage 0 on rank 0 and on rank 1"),
         (("0F0 0W0", "1F0 1B0"), "0W0 on rank 0 comes before 0I0"),
     ],
 )
@@ -268,7 +148,7 @@ def test_a_wrong_cell_is_named_and_marked_in_the_grid(rows: tuple[str, ...], sen
     first, *shown = str(error.value).splitlines()
     assert first == sentence
     assert len(shown) == len(rows)
-    wrong = sentence.split()[0] if sentence[0].isdigit() else "0F1"
+    wrong = sentence.split()[0] if sentence[0].isdigit() else "0B1"
     assert f"{wrong} <-- ERROR HERE" in " ".join(" ".join(shown).split())
 
 
@@ -397,7 +277,9 @@ def test_texts_of_actions_are_read_as_actions() -> None:
         ([["0OPT"]], "needs at least one forward"),
         ([["0OPT", "0F0", "0B0"]], "comes after the optimizer step"),
         ([["0F", "0B"]], "must name a microbatch"),
-        ([["0F0", "0B0", "0OPT0"]], "must not name a microbatch"),
+        ([["0F0", "0OPT0", "0B0"]], "0OPT0 on rank 0 comes before its backward 0B0"),
+        ([["0F0", "0B0", "0OPT0", "0OPT"]], "names a microbatch, and other steps do not"),
+        ([["0F0", "0B0", "1OPT"]], "1OPT on rank 0, which does nothing else of its stage"),
         ([[Action(-1, "F", 0)]], "count from 0"),
         ([3], "is a list of actions for each rank"),
         ([["nonsense"]], "'nonsense' is not an action"),
@@ -429,15 +311,35 @@ def test_messages_in_different_order_on_their_two_ends_are_a_deadlock_that_is_ex
 ) -> None:
     with pytest.raises(DeadlockError) as error:
         sim.simulate_schedule(lists(*SWAPPED[swapped]))
-    head, *cycle = str(error.value).splitlines()
-    assert "ranks [0, 1]" in head
-    assert f"{len(cycle)} ops wait in a cycle" in head
+    head, *shown = str(error.value).splitlines()
+    assert head.startswith("deadlock between ranks [0, 1]: rank 0 ")
+    assert "; rank 1 " in head
+    cycle, rows = shown[:-2], shown[-2:]
     assert f"{swapped}0" in " ".join(cycle)
     assert f"{swapped}1" in " ".join(cycle)
     # each line's waiter is what the line before waits for, and the last waits for the first
-    waiters = [line.split(")")[0].split("(op ")[1] for line in cycle]
-    blockers = [line.rsplit("(op ", 1)[1].rstrip(")") for line in cycle]
+    waiters = [line.split()[0] for line in cycle]
+    blockers = [line.split(" waits for ")[1].split(",")[0].split()[0] for line in cycle]
     assert blockers == [*waiters[1:], waiters[0]]
+    for cell in waiters:
+        assert f"{cell} <-- WAITS" in " ".join(" ".join(rows).split())
+
+
+def test_a_deadlock_says_where_ranks_stand_and_what_they_wait_for() -> None:
+    with pytest.raises(DeadlockError) as error:
+        sim.simulate_schedule(lists(*SWAPPED["1RECV_F"]))
+    assert str(error.value).splitlines() == [
+        "deadlock between ranks [0, 1]: rank 0 stands at 0B0 and waits for 0RECV_B0 from rank 1; "
+        "rank 1 stands at 1F0 and waits for 1RECV_F0 from rank 0",
+        "  1RECV_F0 on rank 1 waits for 1RECV_F1, which is received before it",
+        "  1RECV_F1 on rank 1 waits for 0SEND_F1 on rank 0, its other side",
+        "  0SEND_F1 on rank 0 waits for 0SEND_F0, which is sent before it",
+        "  0SEND_F0 on rank 0 waits for 1RECV_F0 on rank 1, its other side",
+        "rank 0: 0F0      0F1      0SEND_F0 <-- WAITS 0SEND_F1 <-- WAITS 0RECV_B0 0RECV_B1 "
+        "0B0      <-- STANDS HERE 0B1",
+        "rank 1: 1RECV_F1 <-- WAITS 1RECV_F0 <-- WAITS 1F0      <-- STANDS HERE 1F1      "
+        "1B0      1B1      1SEND_B0 1SEND_B1",
+    ]
 
 
 # Rank 1 wants to do the backward of microbatch 1 before its forward of 0, which rank 0 sends only
@@ -451,3 +353,37 @@ def test_ranks_that_wait_for_each_others_results_are_a_deadlock() -> None:
 def test_a_rank_whose_own_order_is_impossible_is_a_deadlock() -> None:
     with pytest.raises(DeadlockError, match="1F0"):
         sim.simulate_schedule(lists("1F0 0F0 1B0 0B0"))
+
+
+# What the dry run of the lists says, and what the ops that they become say.
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS"]),
+    p=st.integers(2, 4),
+    m=st.integers(2, 6),
+    swaps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=3),
+)
+def test_lists_that_deadlock_are_those_whose_ops_do(
+    name: str, p: int, m: int, swaps: list[tuple[int, int]]
+) -> None:
+    v = 2 if name in ("Interleaved1F1B", "LoopedBFS") else 1
+    assume(size_complaint(name, p, m, v) is None)
+    rows = [list(row) for row in add_send_recv(actions_of(name, p, m, v))]
+    for rank, place in swaps:
+        row = rows[rank % p]
+        i = place % (len(row) - 1)
+        row[i], row[i + 1] = row[i + 1], row[i]
+    changed = read_actions(rows)
+    try:
+        check_actions(changed)
+    except ScheduleError:
+        assume(False)
+    assert stops(check_progress, changed) == stops(lower_schedule, changed)
+
+
+def stops(check: Callable[[Actions], object], actions: Actions) -> bool:
+    try:
+        check(actions)
+    except DeadlockError:
+        return True
+    return False

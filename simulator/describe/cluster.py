@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from simulator.describe.fields import (
@@ -233,11 +233,25 @@ def _layout_problems(node: Node) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """Equal nodes on a network."""
+class NodeGroup:
+    """Nodes of one kind that follow each other in the numbers of a cluster's nodes."""
 
     node: Annotated[Node, Catalogued("nodes")]
+    count: Count = 1
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Nodes on a network: equal ones, or groups of several kinds."""
+
+    node: Annotated[Node, Catalogued("nodes")] = None  # type: ignore[assignment] # or `nodes`
+    """Where there are several kinds, the first one."""
     num_nodes: Count = 1
+    nodes: tuple[NodeGroup, ...] = ()
+    """In place of `node` and `num_nodes`: groups of nodes, numbered one group after the other."""
     devices_per_node: Count | None = None
     """Devices used in each node; all of them when absent."""
     network: Network = field(default_factory=Network)
@@ -248,15 +262,74 @@ class Cluster:
     """Run collectives by this protocol where it can (NCCL_PROTO); NCCL's choice when absent."""
 
     def __post_init__(self) -> None:
+        self._take_groups()
         validate(self)
-        if self.devices_per_node is not None and self.devices_per_node > self.node.num_devices:
-            raise DescriptionError(
-                f"Cluster.devices_per_node: {self.devices_per_node} is more than the "
-                f"{self.node.num_devices} devices of {self.node.name}"
-            )
+        for node in self.kinds:
+            if self.devices_per_node is not None and self.devices_per_node > node.num_devices:
+                raise DescriptionError(
+                    f"Cluster.devices_per_node: {self.devices_per_node} is more than the "
+                    f"{node.num_devices} devices of {node.name}"
+                )
+        if self.is_mixed:
+            self._check_kinds()
         wrong = self.network.complaint(self.num_nodes, self.node.nic.count, self.ranks_per_node)
         if wrong is not None:
             raise DescriptionError(f"Cluster.{wrong}")
+
+    def _take_groups(self) -> None:
+        """Set `node` and `num_nodes` from groups, where nodes are listed so."""
+        if not self.nodes:
+            if self.node is None:
+                raise DescriptionError("Cluster.node: is missing; name a node, or list nodes")
+            return
+        total = sum(group.count for group in self.nodes)
+        for name, plain, taken in (
+            ("node", None, self.nodes[0].node), ("num_nodes", 1, total),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value not in (plain, taken):
+                shown = value.name if isinstance(value, Node) else value
+                raise DescriptionError(
+                    f"Cluster.{name}: {shown!r} is not what nodes lists; leave it out"
+                )
+            object.__setattr__(self, name, taken)
+
+    def _check_kinds(self) -> None:
+        """Check what nodes of several kinds must agree on."""
+        sizes = {node.num_devices: node.name for node in self.kinds}
+        if self.devices_per_node is None and len(sizes) > 1:
+            named = ", ".join(f"{count} of {name}" for count, name in sizes.items())
+            raise DescriptionError(
+                f"Cluster.nodes: unlike numbers of devices ({named}); "
+                f"set devices_per_node = {min(sizes)}"
+            )
+        if self.network != Network():
+            raise DescriptionError(
+                "Cluster.network: routes between nodes of several kinds are not modelled; "
+                "leave it out"
+            )
+
+    @property
+    def kinds(self) -> tuple[Node, ...]:
+        """The kinds of its nodes, in the order in which they come."""
+        return tuple(dict.fromkeys(g.node for g in self.nodes)) or (self.node,)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether its nodes are of several kinds."""
+        return len(self.nodes) > 1 and len(self.kinds) > 1
+
+    @property
+    def kind_of_node(self) -> tuple[int, ...]:
+        """The kind of each node, an index of `kinds`."""
+        if not self.nodes:
+            return (0,) * self.num_nodes
+        kinds = self.kinds
+        return tuple(kinds.index(group.node) for group in self.nodes for _ in range(group.count))
+
+    def only(self, kind: int) -> Cluster:
+        """Return the cluster as if all of its nodes were of one kind."""
+        return replace(self, node=self.kinds[kind], nodes=()) if self.is_mixed else self
 
     @property
     def ranks_per_node(self) -> int:
@@ -267,3 +340,10 @@ class Cluster:
     def world_size(self) -> int:
         """Devices used in all nodes."""
         return self.num_nodes * self.ranks_per_node
+
+    def peak(self, precision: str) -> float:
+        """Return the FLOP/s of all devices used."""
+        per_kind = [node.device.peak[precision] for node in self.kinds]
+        if not self.is_mixed:
+            return self.world_size * per_kind[0]
+        return self.ranks_per_node * sum(per_kind[kind] for kind in self.kind_of_node)

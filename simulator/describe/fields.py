@@ -100,11 +100,8 @@ def _rule(hint: Any, f: dataclasses.Field[Any]) -> Rule:
 def complaint(value: object, base: Any, markers: Iterable[object]) -> str | None:
     """Say what is wrong with a value of a field, or return None when nothing is."""
     origin = None if type(base) is type else typing.get_origin(base)  # most are plain
-    if origin in (types.UnionType, typing.Union):  # names, or what is no text
-        named = isinstance(value, str)
-        parts = typing.get_args(base)
-        base = next(p for p in parts if (typing.get_origin(p) is typing.Literal) == named)
-        return complaint(value, *split(base))
+    if origin in (types.UnionType, typing.Union):  # names or a list; a number or a list
+        return complaint(value, *split(_alternative(value, typing.get_args(base))))
     if origin is typing.Literal:
         choices = typing.get_args(base)
         known = any(value == c and type(value) is type(c) for c in choices)
@@ -124,6 +121,15 @@ def complaint(value: object, base: Any, markers: Iterable[object]) -> str | None
     if type(value) is not base:
         return f"{value!r} is not {_ARTICLED.get(base, f'a {base.__name__}')}"
     return next(filter(None, (_marker_complaint(value, marker) for marker in markers)), None)
+
+
+def _alternative(value: object, parts: tuple[Any, ...]) -> Any:
+    """Return which of several types a value is meant to be of."""
+    origins = [typing.get_origin(split(part)[0]) for part in parts]
+    meant = typing.Literal if isinstance(value, str) else tuple
+    if meant in origins and isinstance(value, (str, list, tuple)):
+        return parts[origins.index(meant)]
+    return next(part for part, o in zip(parts, origins, strict=True) if o is not typing.Literal)
 
 
 _ARTICLED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}

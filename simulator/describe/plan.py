@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from simulator.describe.fields import Bytes, Count, Natural, Range, validate
+from simulator.describe.fields import Bytes, Count, Natural, Probability, Range, validate
+from simulator.describe.stages import cut_problems
+from simulator.describe.timing import ScheduleTimes
 from simulator.errors import DescriptionError
+from simulator.schedules.table import copies_of
 
 Axis: TypeAlias = Literal["dp", "pp", "cp", "tp"]
 
@@ -44,14 +47,47 @@ class Plan:
     schedule: str = "1F1B"
     """Pipeline schedule, a name that `trainsim show schedule` lists."""
     chunks: Count = 1
-    """Stages of each pipeline rank (Megatron-LM's virtual pipeline): stage s lies on rank s % pp.
-
-    For schedules that take several, as Interleaved1F1B.
-    """
+    """Stages of each pipeline rank (Megatron-LM's virtual pipeline); the schedule says which: stage
+    s lies on rank s % pp of the looped ones, as Interleaved1F1B."""
+    microbatch_group: Count | None = None
+    """Microbatches that pass one chunk of a rank before its next one (Megatron-LM's
+    ``--microbatch-group-size-per-virtual-pipeline-stage``), of schedules that go in rounds; torch's
+    rounds when absent: m / max(1, m // pp)."""
+    schedule_times: ScheduleTimes | None = None
+    """Times that the schedule is made for, of schedules that are (ZB-auto); only their ratios
+    matter. F, I and W that take the same time on all stages, and free messages, when absent."""
+    schedule_memory: Annotated[float, Range(0, open_low=True)] | None = None
+    """Most activations that a rank may keep in such a schedule, in what 1F1B keeps on its first
+    rank, pp microbatches; 1 when absent (ZB-1p of the zero-bubble paper; 2 is its ZB-2p)."""
+    schedule_kept: Probability | None = None
+    """Part of a microbatch's activations that such a schedule counts from the gradient of a stage's
+    input until those of its weights; all when absent."""
     microbatch_size: Count = 1
     """Samples of one pipeline input of one data-parallel replica."""
-    layers_per_stage: tuple[Count, ...] | None = None
-    """Layers of each of the pp x chunks stages, first to last; even when absent."""
+    layers_per_stage: tuple[Natural, ...] | None = None
+    """Layers of each of the pp x chunks stages, first to last; by `stage_cut` when absent.
+
+    The first and the last stage may have none: they hold the embedding and the head.
+    """
+    stage_cut: Literal["uniform", "parameters", "time"] = "uniform"
+    """How layers are divided where nothing lists them: evenly, or so that the largest stage has the
+    fewest parameters, or the least seconds of forward and backward, embedding and head counted.
+
+    With several chunks it is stages that are balanced, not ranks.
+    """
+    first_stage_layers: Natural | None = None
+    """Layers of the first rank of the pipeline, over its chunks evenly; the other ranks share the
+    rest evenly (Megatron-LM's ``--decoder-first-pipeline-num-layers``)."""
+    last_stage_layers: Natural | None = None
+    """Likewise of the last rank (``--decoder-last-pipeline-num-layers``)."""
+    account_for_embedding_in_pipeline_split: bool = False
+    """Whether the embedding counts as a layer in an even split: the first stage then has one less
+    (Megatron-LM's flag; torchtitan's `pipeline_parallel_first_stage_less_layers` of 1)."""
+    account_for_loss_in_pipeline_split: bool = False
+    """Likewise the head with its loss, on the last stage."""
+    layout: str | None = None
+    """What each stage holds, as Megatron-LM's ``--pipeline-model-parallel-layout`` writes it:
+    `describe.layout`."""
     order: tuple[Axis, ...] = AXES
     """Mesh axes from outermost to innermost: consecutive ranks differ in the last one.
 
@@ -139,6 +175,14 @@ class Plan:
     second matrix product, as torchtitan's selective_ac_option "op"."""
     recompute_layers: Count | None = None
     """Layers of each stage, its first ones, that recompute; all when absent."""
+    recompute_again: bool = False
+    """With recompute "full" and a schedule that splits backward, compute a layer again for the
+    gradients of its weights too, and keep nothing from one to the other but gradients; else what
+    was computed again for the gradient of the input stays until then."""
+    post_validation: bool = False
+    """Whether ranks update without waiting for the norm, or the overflow, of the whole pipeline:
+    it is checked afterwards, and an update that turns out wrong is taken back (Qi et al., 2023,
+    arXiv 2401.10241, section 4). Steps that are taken back are not modelled."""
     sequence_parallel: bool = False
     """Divide norms, residuals and dropouts over the tp ranks along the sequence: all-reduces become
     an all-gather and a reduce-scatter (Korthikanti et al., 2022, section 4.2.2)."""
@@ -171,12 +215,7 @@ class Plan:
             problems.append(
                 f"Plan.chunks: {self.chunks} chunks need a pipeline of at least 2 ranks, pp is 1"
             )
-        if self.layers_per_stage is not None and len(self.layers_per_stage) != self.num_stages:
-            chunks = f" x chunks {self.chunks} = {self.num_stages}" if self.chunks > 1 else ""
-            problems.append(
-                f"Plan.layers_per_stage: lists {len(self.layers_per_stage)} stages "
-                f"but pp is {self.pp}{chunks}"
-            )
+        problems += cut_problems(self)
         for name in ("servers", "staleness"):
             value = getattr(self, name)
             if value is not None and self.gradient_exchange != "parameter_server":
@@ -193,18 +232,16 @@ class Plan:
             problems.append(
                 f"Plan.servers: {self.servers} is more than the {self.replicas} ranks they lie on"
             )
-        if not self.grad_overlap and (self.replicas == 1 or self.zero > 1):
-            why = (
-                "dp 1" if self.replicas == 1 else f"zero {self.zero}, which reduces every backward"
-            )
+        if not self.grad_overlap and (self.holders == 1 or self.zero > 1):
+            why = "dp 1" if self.holders == 1 else f"zero {self.zero}, which reduces every backward"
             problems.append(f"Plan.grad_overlap: false has no effect with {why}")
         if not self.grad_overlap and self.bucket_size != BUCKET_SIZE:
             problems.append(
                 f"Plan.bucket_size: {self.bucket_size:g} has no effect with grad_overlap false, "
                 "which reduces gradients in one piece"
             )
-        if self.first_bucket_size is not None and (self.replicas == 1 or not self.grad_overlap):
-            why = "dp 1" if self.replicas == 1 else "grad_overlap false"
+        if self.first_bucket_size is not None and (self.holders == 1 or not self.grad_overlap):
+            why = "dp 1" if self.holders == 1 else "grad_overlap false"
             problems.append(
                 f"Plan.first_bucket_size: {self.first_bucket_size:g} has no effect with {why}"
             )
@@ -285,6 +322,11 @@ class Plan:
         return self.dp * self.cp
 
     @property
+    def holders(self) -> int:
+        """Ranks that hold the same stage: its replicas, on each rank of a pipeline that has it."""
+        return self.replicas * copies_of(self.schedule)
+
+    @property
     def shards(self) -> int:
         """Ranks that divide states among them; 1 where nothing is divided.
 
@@ -304,8 +346,10 @@ class Plan:
 
     @property
     def num_stages(self) -> int:
-        """Stages of a pipeline: one for each chunk of each of its ranks."""
-        return self.pp * self.chunks
+        """Stages of a pipeline: one for each chunk of each of its ranks, or of each pair of ranks
+        where a schedule has every stage on two.
+        """
+        return self.pp * self.chunks // copies_of(self.schedule)
 
     @property
     def buckets(self) -> tuple[float, ...]:

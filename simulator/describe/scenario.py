@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from simulator.describe.cluster import Cluster
 from simulator.describe.cost import Cost
 from simulator.describe.fields import validate
+from simulator.describe.halves import schedule_contradictions
+from simulator.describe.kinds import device_problems, mixture_problems
+from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
 from simulator.describe.network import Network
 from simulator.describe.operations import Operations
@@ -16,9 +19,12 @@ from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
 from simulator.describe.sample import positions, sample_problems
+from simulator.describe.stages import division_problems, even_layers, listed_layers
+from simulator.describe.target import target_of, target_problems
 from simulator.describe.tuning import contradictions
 from simulator.errors import DescriptionError
-from simulator.schedules import schedule_name, size_complaint
+from simulator.schedules import Target, schedule_name, schedule_of, size_complaint
+from simulator.schedules.layout import layout_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +54,23 @@ class Scenario:
 
     @property
     def layers_per_stage(self) -> tuple[int, ...]:
-        """Layers of each stage; a remainder goes to the first ones, away from the head."""
-        if self.plan.layers_per_stage is not None:
-            return self.plan.layers_per_stage
-        count, rest = divmod(self.model.num_hidden_layers, self.plan.num_stages)
-        return tuple(count + (stage < rest) for stage in range(self.plan.num_stages))
+        """Layers of each stage; a remainder goes to the first ones, away from the head.
+
+        Raises:
+            DescriptionError: when the plan leaves them to a balance that nobody has found yet.
+        """
+        listed = listed_layers(self.plan)
+        if listed is None and self.plan.stage_cut != "uniform":
+            raise DescriptionError(
+                f"plan.stage_cut {self.plan.stage_cut!r} is not cut yet; give the scenario to "
+                "simulator.cuts.resolved first"
+            )
+        return even_layers(self.plan, self.model.num_hidden_layers) if listed is None else listed
+
+    @property
+    def target(self) -> Target | None:
+        """What the schedule is made for, of schedules that are made to measure."""
+        return target_of(self.plan, self.run)
 
     @property
     def precision(self) -> Precision:
@@ -126,18 +144,8 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"run.linear_layers {run.linear_layers!r} says what is held where "
             "run.fused_accumulation is true; set it, or leave run.linear_layers out"
         )
-    device = cluster.node.device
-    if run.attention in ("flash1", "flash2") and f"{run.attention} forward" not in device.fused:
-        yield (
-            f"run.attention {run.attention!r}: {device.name} has no rate of it; set run.attention "
-            '= "flash", or give device.fused its rates'
-        )
-    peak = device.peak
-    if s.precision.fastest not in peak:
-        yield (
-            f"run.precision {run.precision!r}: {cluster.node.device.name} has no rate for it; "
-            f"it has {', '.join(peak)}"
-        )
+    yield from device_problems(s)
+    yield from mixture_problems(s)
 
 
 def _attention(model: Model, s: Scenario) -> Iterator[str]:
@@ -191,24 +199,41 @@ def _stale_embedding(model: Model | ResNet, plan: Plan) -> Iterator[str]:
 def _stages(s: Scenario) -> Iterator[str]:
     """Say what is wrong with how the layers are divided over the stages."""
     model, plan = s.model, s.plan
-    layers = model.num_hidden_layers
-    stages = f"plan.pp {plan.pp}"
-    if plan.chunks > 1:
-        stages += f" x plan.chunks {plan.chunks} = {plan.num_stages} stages"
-    if plan.num_stages > layers:
-        yield f"{stages} is more than the {layers} layers of {model.name}"
-    elif sum(s.layers_per_stage) != layers:
-        yield (
-            f"plan.layers_per_stage {list(s.layers_per_stage)} sums to {sum(s.layers_per_stage)}, "
-            f"but {model.name} has {layers} layers"
-        )
-    elif plan.chunks > 1 and plan.layers_per_stage is None and layers % plan.num_stages:
-        yield (
-            f"{stages} do not divide the {layers} layers of {model.name}; "
-            f"say in plan.layers_per_stage how many each stage has"
-        )
-    else:
+    problems = list(division_problems(plan, model.num_hidden_layers, model.name))
+    yield from problems
+    yield from _layout(s)
+    if not problems and (plan.stage_cut == "uniform" or plan.layers_per_stage is not None):
         yield from _beyond_a_stage(plan, max(s.layers_per_stage))
+
+
+def _layout(s: Scenario) -> Iterator[str]:
+    """Say what a layout has too many or too few of, and where chunks are no loop of ranks."""
+    plan = s.plan
+    if plan.layout is not None:
+        given = read_layout(plan.layout)[-1].count("m")
+        there = getattr(s.model, "num_nextn_predict_layers", 0)
+        if given != there:
+            yield (
+                f"plan.layout {plan.layout!r} has {given} layers m, but {s.model.name} has {there} "
+                "that predict further tokens"
+            )
+    relieved = plan.first_stage_layers is not None or plan.last_stage_layers is not None
+    if relieved and plan.chunks > 1 and not _is_looped(s):
+        yield (
+            f"plan.first_stage_layers and plan.last_stage_layers with plan.chunks {plan.chunks} "
+            "are for schedules whose stage s lies on rank s % pp, as Interleaved1F1B, not for "
+            f"{plan.schedule!r}; list plan.layers_per_stage"
+        )
+
+
+def _is_looped(s: Scenario) -> bool:
+    """Return whether stage s lies on rank s % pp; so too where there is no such schedule."""
+    plan = s.plan
+    if list(_schedule(s)):
+        return True
+    size = plan.pp, s.num_microbatches, plan.chunks, plan.microbatch_group
+    held = layout_of(schedule_of(plan.schedule), *size).stages
+    return held == tuple(tuple(range(r, plan.num_stages, plan.pp)) for r in range(plan.pp))
 
 
 def _beyond_a_stage(plan: Plan, layers: int) -> Iterator[str]:
@@ -233,9 +258,14 @@ def _schedule(s: Scenario) -> Iterator[str]:
     except DescriptionError as error:
         yield f"plan.{error}"
         return
-    complaint = size_complaint(name, plan.pp, s.num_microbatches, plan.chunks)
+    complaint = size_complaint(
+        name, plan.pp, s.num_microbatches, plan.chunks, plan.microbatch_group
+    )
     if complaint:
         yield f"plan.schedule {complaint}"
+    else:
+        problems = list(target_problems(plan))
+        yield from problems or schedule_contradictions(s.model, plan, s.run, s.num_microbatches)
 
 
 def _flows_apart(s: Scenario) -> Iterator[str]:

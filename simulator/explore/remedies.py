@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from simulator.api import simulate
+from simulator.cuts import resolved
 from simulator.describe.network import Network
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
@@ -86,7 +87,7 @@ def _sequence_parallel(s: Scenario) -> Iterator[Settings]:
 def _recompute(s: Scenario) -> Iterator[Settings]:
     """Keep less for backward: not the attention core, then only each layer's input."""
     if s.plan.recompute_layers is not None:
-        yield {"plan.recompute_layers": max(s.layers_per_stage)}
+        yield {"plan.recompute_layers": max(resolved(s).layers_per_stage)}
     for mode in KEEPS_LESS[s.plan.recompute]:
         yield {"plan.recompute": mode}
 
@@ -320,6 +321,8 @@ def _changed(s: Scenario, settings: Settings) -> tuple[Settings, Scenario] | Non
     for key, value in settings.items():
         part, _, name = key.partition(".")
         parts.setdefault(part, {})[name] = value
+    if s.plan.stage_cut != "uniform":  # to be cut anew
+        parts.setdefault("plan", {})["layers_per_stage"] = None
     try:
         new = {part: replace(getattr(s, part), **values) for part, values in parts.items()}
         return settings, replace(s, **new)

@@ -21,7 +21,8 @@ def price(
     """Return the ticks that every op takes once it has started.
 
     By op id for a program without tiling, else (rows, tiles), or (rows, 1) where all tiles take
-    the same. Each cost is priced once, a flow once for each shape of group; ops look it up.
+    the same. Each cost is priced once, a flow once for each shape of group, work once for each kind
+    of node; ops look it up.
     Without a cluster every cost must state its seconds. `placement` is the device of each rank
     (`placement.devices`); rank r is on device r when absent.
 
@@ -45,12 +46,25 @@ def price(
             f"({2**62 / TICKS_PER_SECOND:.3g} s); simulate less of it, or with shorter times"
         )
     table = np.rint(seconds * TICKS_PER_SECOND).astype(np.int64)
-    ticks = table[program.cost, 0][:, None]
-    if by_flow.shape[1] > 1:
+    if cluster is not None and cluster.is_mixed:
+        ticks = table[program.cost[:, None], _kinds_of_rows(program, cluster, placement)]
+    else:
+        ticks = table[program.cost, 0][:, None]
+    if by_flow.shape[1] > ticks.shape[1]:
         ticks = np.repeat(ticks, program.num_tiles, axis=1)
     ticks[flows] = table[program.cost[flows][:, None], by_flow]
     priced: Int64 = ticks if program.tiling is not None else ticks[:, 0]
     return priced
+
+
+def _kinds_of_rows(program: Program, cluster: Cluster, placement: Int64 | None) -> Int64:
+    """Return the kind of node that each row runs on, (rows, tiles), or (rows, 1) if tiles agree."""
+    device = np.arange(program.num_ranks) if placement is None else placement
+    kinds = np.array(cluster.kind_of_node, np.int64)[device // cluster.ranks_per_node]
+    by_rank = kinds[program.tile_ranks]
+    if (by_rank == by_rank[:, :1]).all():
+        by_rank = by_rank[:, :1]
+    return by_rank[program.rank]
 
 
 def _seconds(
@@ -60,8 +74,11 @@ def _seconds(
     flows: Int64,
     by_flow: Int64,
 ) -> npt.NDArray[np.float64]:
-    """Return (costs, shapes) seconds; those of flows for the shapes that they occur with."""
-    width = max(1, len(shapes))
+    """Return (costs, shapes or kinds) seconds: those of flows for the shapes that they occur with,
+    those of work for each kind of node, all of them where there is one.
+    """
+    kinds = () if cluster is None else cluster.kinds
+    width = max(1, len(shapes), len(kinds))
     seconds = np.zeros((len(program.costs), width))
     for number, cost in enumerate(program.costs):
         if cost.seconds is not None:
@@ -69,8 +86,9 @@ def _seconds(
         elif cluster is None:
             raise ProgramError(f"cost {number} ({cost.name}) states no seconds; give a cluster")
         elif isinstance(cost, Work):
-            by_bound = work_seconds(cost, cluster.node, cluster.ranks_per_node)
-            seconds[number] = sum(by_bound.values())
+            for kind, node in enumerate(kinds):
+                by_bound = work_seconds(cost, node, cluster.ranks_per_node)
+                seconds[number, kind:] = sum(by_bound.values())
     if cluster is not None:
         pairs = np.unique(program.cost[flows][:, None] * np.int64(width) + by_flow)
         for number, shape in zip(*(part.tolist() for part in np.divmod(pairs, width)), strict=True):

@@ -328,9 +328,15 @@ def build(cluster: Cluster, placement: npt.ArrayLike | None = None) -> Fabric:
             use of node r // devices in use when absent.
 
     Raises:
-        DescriptionError: when names of failed or degraded links are unknown, when the ranks are
-            not connected, or when `placement` is no permutation.
+        DescriptionError: when nodes are of several kinds, when names of failed or degraded links
+            are unknown, when the ranks are not connected, or when `placement` is no permutation.
     """
+    if cluster.is_mixed:
+        raise DescriptionError(
+            "cluster.nodes: links between nodes of several kinds "
+            f"({', '.join(node.name for node in cluster.kinds)}) are not modelled; they have no "
+            'fabric to show, and run.network must be "alpha-beta"'
+        )
     fabric = _damaged(_intact(cluster, _slots(cluster, placement)))
     drawn = "graph" in (cluster.network.layout, cluster.node.layout)
     if drawn or cluster.network.failed:  # who reaches rank 0 and is reached from it reaches all

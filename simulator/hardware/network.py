@@ -31,6 +31,8 @@ class GroupShape(NamedTuple):
     """Nodes that the group's ranks lie on."""
     per_node: int
     """Fewest of its ranks on any of those nodes."""
+    kinds: tuple[int, ...] = (0,)
+    """Kinds of those nodes, as `Cluster.kinds` numbers them."""
 
 
 def group_shapes(
@@ -54,9 +56,24 @@ def group_shapes(
     np.minimum.at(fewest, of_group, count)
     width = int(size.max()) + 1
     key = (size * width + nodes) * width + fewest
+    kinds = _kind_bits(of_group, pairs % cluster.num_nodes, len(groups), cluster)
+    key = key * int(kinds.max() + 1) + kinds
     _, first, index = np.unique(key, return_index=True, return_inverse=True)
-    rows = np.stack([size, nodes, fewest], axis=1)[first]
-    return [GroupShape(*row) for row in rows.tolist()], index.reshape(-1)
+    rows = np.stack([size, nodes, fewest, kinds], axis=1)[first]
+    shapes = [
+        GroupShape(ranks, on, each, tuple(k for k in range(bits.bit_length()) if bits >> k & 1))
+        for ranks, on, each, bits in rows.tolist()
+    ]
+    return shapes, index.reshape(-1)
+
+
+def _kind_bits(group: Int64, node: Int64, groups: int, cluster: Cluster) -> Int64:
+    """Return a bit for each kind of node that each group lies on, from pairs of group and node."""
+    if not cluster.is_mixed:
+        return np.ones(groups, np.int64)
+    bits = np.zeros(groups, np.int64)
+    np.bitwise_or.at(bits, group, np.int64(1) << np.array(cluster.kind_of_node, np.int64)[node])
+    return bits
 
 
 def shapes_by_tile(program: Program, shape_of_group: Int64) -> tuple[Int64, Int64]:
@@ -113,9 +130,14 @@ def group_of(shape: GroupShape, cluster: Cluster) -> Group:
 
 
 def collective_choice(name: str, size: float, shape: GroupShape, cluster: Cluster) -> Choice:
-    """Return how NCCL would run a collective, or how the cluster forces it."""
-    group = group_of(shape, cluster)
-    return _chosen(name, size, group, cluster.nccl_algorithm, cluster.nccl_protocol)
+    """Return how NCCL would run a collective, or how the cluster forces it.
+
+    Among unlike nodes that is how it would run if all were of the kind that takes longest.
+    """
+    forced = cluster.nccl_algorithm, cluster.nccl_protocol
+    groups = (group_of(shape, cluster.only(kind)) for kind in shape.kinds)
+    choices_of_kinds = [_chosen(name, size, group, *forced) for group in groups]
+    return max(choices_of_kinds, key=lambda choice: choice.seconds)
 
 
 @lru_cache(maxsize=4096)
@@ -172,10 +194,14 @@ MODELS: Mapping[str, Model] = {
 
 
 def flow_seconds(flow: Flow, shape: GroupShape, cluster: Cluster) -> float:
-    """Return the seconds from the last member's arrival to the end of a flow."""
+    """Return the seconds from the last member's arrival to the end of a flow.
+
+    Among unlike nodes it takes as long as if all were of the kind that takes longest.
+    """
     if flow.seconds is not None:
         return flow.seconds
-    return flow.count * MODELS[flow.name](flow, shape, cluster)
+    model = MODELS[flow.name]
+    return flow.count * max(model(flow, shape, cluster.only(kind)) for kind in shape.kinds)
 
 
 DIRECT: Mapping[str, str] = {

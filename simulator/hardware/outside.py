@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.describe.placement import kind_of_ranks
 from simulator.describe.scenario import Scenario
+
+Float64 = npt.NDArray[np.float64]
 
 BUFFERS = {
     "SIMPLE": 4 * 2**20,
@@ -26,15 +34,31 @@ def connections(ranks: int) -> int:
     return min(ranks - 1, 1) + min(ranks - 1, 2)
 
 
-def nccl_bytes(s: Scenario) -> float:
-    """Return the bytes of NCCL's buffers on each rank: channels x peers x buffer of each group."""
-    plan, channels = s.plan, s.cluster.node.link.channels
-    groups = [plan.tp, plan.shards, plan.replicas // plan.shards, plan.cp, plan.ep, plan.etp]
+def nccl_bytes(s: Scenario, kind: int = 0) -> float:
+    """Return the bytes of NCCL's buffers on a rank: channels x peers x buffer of each group.
+
+    The channels are those of a kind of node, as `Cluster.kinds` numbers them.
+    """
+    plan, channels = s.plan, s.cluster.kinds[kind].link.channels
+    groups = [plan.tp, plan.shards, plan.holders // plan.shards, plan.cp, plan.ep, plan.etp]
     collective = sum(connections(ranks) for ranks in groups if ranks > 1) * sum(BUFFERS.values())
     messages = min(plan.pp - 1, MESSAGE_PEERS) * BUFFERS["SIMPLE"]
     return float(channels * (collective + messages))
 
 
-def outside(s: Scenario) -> float:
-    """Return the bytes in use on each device beside what torch's allocator has reserved."""
-    return s.cluster.node.device.context + nccl_bytes(s)
+def outside(s: Scenario) -> Float64:
+    """Return the bytes in use on each rank's device beside what torch's allocator has reserved."""
+    kinds = enumerate(s.cluster.kinds)
+    return by_rank(s, [node.device.context + nccl_bytes(s, kind) for kind, node in kinds])
+
+
+def capacity(s: Scenario) -> Float64:
+    """Return the bytes of memory of each rank's device."""
+    return by_rank(s, [node.device.memory for node in s.cluster.kinds])
+
+
+def by_rank(s: Scenario, values: Sequence[float]) -> Float64:
+    """Return for each rank the value of its kind of node."""
+    if not s.cluster.is_mixed:
+        return np.full(s.cluster.world_size, values[0], np.float64)
+    return np.array(values, np.float64)[list(kind_of_ranks(s.plan, s.cluster))]

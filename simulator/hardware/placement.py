@@ -1,17 +1,13 @@
-"""Placement: the device that each rank runs on, and over how many nodes its groups then lie.
-
-Devices in use are numbered node by node: device d is number d % n of node d // n, where n are in
-use in each.
-"""
+"""Placement: the device that each rank runs on, and over how many nodes its groups then lie."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from simulator.describe.cluster import Cluster
+from simulator.describe.placement import PLACEMENTS
 from simulator.describe.plan import AXES, Plan
 from simulator.describe.scenario import Scenario
 from simulator.hardware.network import group_shapes
@@ -20,22 +16,11 @@ from simulator.lower.mesh import Mesh
 from simulator.program import Groups
 
 
-def _cyclic(cluster: Cluster) -> Ints:
-    rank = np.arange(cluster.world_size)
-    return rank % cluster.num_nodes * cluster.ranks_per_node + rank // cluster.num_nodes
-
-
-PLACEMENTS: Mapping[str, Callable[[Cluster], Ints]] = {
-    "block": lambda cluster: np.arange(cluster.world_size),
-    "cyclic": _cyclic,
-}
-"""Device of each rank by the name of a placement."""
-
-
 def devices(plan: Plan, cluster: Cluster) -> Ints:
     """Return the device of each rank."""
     if isinstance(plan.placement, str):
-        return PLACEMENTS[plan.placement](cluster)
+        placed: Ints = PLACEMENTS[plan.placement](np.arange(cluster.world_size), cluster)
+        return placed
     return np.array(plan.placement, np.int64)
 
 

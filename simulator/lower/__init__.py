@@ -10,14 +10,17 @@ import numpy as np
 from simulator.budget import require
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
+from simulator.errors import DeadlockError
 from simulator.lower import blocking, clipping, offload, sharding
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.grid import Grid, to_grid
 from simulator.lower.layers import shapes
-from simulator.lower.memory import static_memory
+from simulator.lower.memory import more_buffer_bytes, rank_memory
 from simulator.lower.mesh import Mesh
+from simulator.lower.pairs import pair_takes
 from simulator.lower.pipeline import expand, repeat_steps
+from simulator.lower.places import layout
 from simulator.lower.replicate import replicate
 from simulator.lower.segments import COMPUTE, Segment
 from simulator.lower.staleness import CLOCK, bound_staleness
@@ -26,11 +29,14 @@ from simulator.program import Cost, Flow, Memory, Program, Work
 from simulator.schedules import (
     Action,
     Actions,
-    actions_of,
+    Schedule,
+    Target,
     add_optimizer,
     add_reduce_grad,
     add_send_recv,
     check_actions,
+    lists_of,
+    schedule_of,
 )
 
 __all__ = ["Action", "Actions", "check", "lower", "lower_schedule"]
@@ -41,16 +47,16 @@ def lower(s: Scenario) -> Program:
     world = s.plan.world_size
     require(400.0 * world, f"{world:,} ranks", "describe a smaller cluster")
     grid = _complete_grid(
-        s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks, first_trained_stage(s)
-    )
+        schedule_of(s.plan.schedule), s.plan.pp, s.num_microbatches, s.plan.chunks,
+        s.plan.microbatch_group, s.target, first_trained_stage(s),
+    )  # fmt: skip
     bodies = stage_bodies(s)
     x, parts = shapes(s), s.plan.tp if s.plan.scatter_gather else 1
     boundary = s.precision.activation * x.local_tokens * s.model.hidden_size / parts
     message = Flow("send_recv", boundary)
     costs: tuple[Cost, ...] = (*bodies.costs, message)
-    replica = expand(grid, bodies.stages, len(bodies.costs))
-    static = np.zeros(s.plan.pp)
-    np.add.at(static, grid.home, [stage.total for stage in static_memory(s)])
+    replica = expand(grid, bodies.places, len(bodies.costs))
+    static = np.array([held.total for held in rank_memory(s)])
     steps = repeat_steps(replica, s.run.num_steps)
     if s.plan.staleness is not None:
         steps, costs = bound_staleness(steps, costs, s.plan.staleness), (*costs, CLOCK)
@@ -60,26 +66,58 @@ def lower(s: Scenario) -> Program:
     if s.plan.offload_activations:
         more.append(offload.waits(steps))
     if not s.plan.p2p_overlap:
-        more.append(blocking.messages(steps, s.plan.chunks))
+        more.append(blocking.messages(steps, in_one_go=_goes_round(grid)))
     if not s.plan.grad_overlap:
         more.append(blocking.gradients(steps))
-    if s.plan.chunks > 1 and (s.run.clip_grad or s.run.scales_loss):
+    several = any(len(stages) > 1 for stages in layout(s).stages)
+    if several and (s.run.clip_grad or s.run.scales_loss):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
-    return check(replicate(steps, Mesh.of(s.plan), costs, static))
+    program = replicate(steps, Mesh.of(s.plan), costs, static)
+    if s.cluster.is_mixed:
+        own = program.static_bytes + more_buffer_bytes(s)
+        program = replace(program, static_bytes=own)
+    try:
+        return check(program)
+    except DeadlockError as error:
+        if s.plan.p2p_overlap:
+            raise
+        raise DeadlockError(f"{error}\n{BLOCKED}") from None
+
+
+BLOCKED = (
+    "with plan.p2p_overlap = false a rank computes on when all that it sends has been received, "
+    "and receives when it has computed; plan.p2p_overlap = true posts receives ahead"
+)
 
 
 @lru_cache(maxsize=256)
 def _complete_grid(
-    schedule: str, ranks: int, microbatches: int, chunks: int, first_trained: int
-) -> Grid:
+    schedule: Schedule, ranks: int, microbatches: int, chunks: int, group: int | None,
+    target: Target | None, first_trained: int,
+) -> Grid:  # fmt: skip
     """Return a schedule with messages, reductions and updates; plans of a sweep share it."""
-    actions = add_send_recv(actions_of(schedule, ranks, microbatches, chunks))
+    actions = add_send_recv(lists_of(schedule, ranks, microbatches, chunks, group, target))
     return to_grid(add_optimizer(add_reduce_grad(without_backward(actions, first_trained))))
 
 
+def _goes_round(grid: Grid) -> bool:
+    """Return whether stages lie on several ranks by turns, as in Megatron-LM's interleaved 1F1B."""
+    turns = np.arange(grid.num_stages) % max(grid.num_ranks, 1)
+    return grid.num_stages > grid.num_ranks and bool((grid.home == turns[:, None]).all())
+
+
 def lower_schedule(
-    actions: Actions, *, forward: float = 1.0, backward: float = 2.0, latency: float = 0.0
+    actions: Actions,
+    *,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    input_grad: float = 1.0,
+    weight_grad: float = 1.0,
+    pair: float | None = None,
+    held: float = 1.0,
+    latency: float = 0.0,
+    p2p_overlap: bool = True,
 ) -> Program:
     """Return the Program of a bare schedule with the same stated times on every stage.
 
@@ -89,7 +127,13 @@ def lower_schedule(
             before it, and receives are posted ahead in their order.
         forward: seconds of one F.
         backward: seconds of one B.
+        input_grad: seconds of one I.
+        weight_grad: seconds of one W.
+        pair: seconds of a forward and a backward that run together, which begin and end at once;
+            those of both when absent.
+        held: share of what a forward keeps that waits for W where the backward is split.
         latency: seconds of one message between stages.
+        p2p_overlap: whether ranks compute on while they send and receive, as in a plan.
 
     Raises:
         ScheduleError: when the lists are not a legal schedule.
@@ -99,13 +143,24 @@ def lower_schedule(
     if not any(a.kind.startswith(("SEND", "RECV")) for row in actions for a in row):
         actions = add_send_recv(actions)
     table = CostTable()
-    stages = max((a.stage for row in actions for a in row), default=-1) + 1
+    grid = to_grid(actions)
     # One kept activation counts one byte: its memory over time is the microbatches in flight.
-    one_f = body([Segment(Work("F", seconds=forward, alloc=Memory(1.0)), COMPUTE)], table)
-    one_b = body([Segment(Work("B", seconds=backward, free=Memory(1.0)), COMPUTE)], table)
+    works = {
+        "F": Work("F", seconds=forward, alloc=Memory(1.0)),
+        "B": Work("B", seconds=backward, free=Memory(1.0)),
+        "I": Work("I", seconds=input_grad, free=Memory(1.0 - held)),
+        "W": Work("W", seconds=weight_grad, free=Memory(held)),
+    }
+    f, b, i, w = (body([Segment(work, COMPUTE)], table) for work in works.values())
     nothing = body([], table)
-    bodies = (StageBodies(one_f, one_b, one_b, nothing, nothing, one_f),) * stages
+    bodies = (StageBodies(f, b, b, nothing, nothing, f, i, w, w),) * len(grid.places[0])
     message = table.number(Flow("send_recv", 0.0, seconds=latency))
-    replica = expand(to_grid(actions), bodies, message)
+    costs = list(table.costs)
+    replica = expand(grid, bodies, message, at_once=True)
+    if pair is not None:
+        replica, costs = pair_takes(replica, grid, costs, pair)
+    if not p2p_overlap:
+        waits = blocking.messages(replica, in_one_go=_goes_round(grid))
+        replica = replace(replica, more=np.concatenate([replica.more, waits]))
     mesh = Mesh.of(Plan(pp=len(actions)))
-    return check(replicate(replica, mesh, tuple(table.costs), np.zeros(len(actions))))
+    return check(replicate(replica, mesh, tuple(costs), np.zeros(len(actions))))

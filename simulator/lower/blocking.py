@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.lower.pipeline import Template
-from simulator.lower.segments import COMPUTE, DP, REDUCE
+from simulator.lower.grid import COMPLETING
+from simulator.lower.pipeline import SUMS, Template
+from simulator.lower.segments import COMPUTE
 from simulator.program import ACTION_CODE, NONE, Int32, Int64
 
 SENDS = (ACTION_CODE["SEND_F"], ACTION_CODE["SEND_B"])
@@ -17,8 +18,8 @@ def gradients(t: Template) -> Int32:
 
     So gradients are reduced when all are complete: Megatron-LM without ``--overlap-grad-reduce``.
     """
-    backward = t.action == ACTION_CODE["B"]
-    sums = np.flatnonzero(backward & np.isin(t.stream, (DP, REDUCE)))
+    backward = np.isin(t.action, COMPLETING)
+    sums = np.flatnonzero(backward & np.isin(t.stream, SUMS))
     works = np.flatnonzero(backward & (t.stream == COMPUTE))
     where = t.rank.astype(np.int64) * (int(t.step.max(initial=0)) + 1) + t.step
     last = np.full(int(where.max(initial=0)) + 1, NONE)
@@ -27,21 +28,21 @@ def gradients(t: Template) -> Int32:
     return found
 
 
-def messages(t: Template, chunks: int) -> Int32:
+def messages(t: Template, *, in_one_go: bool) -> Int32:
     """Return (pairs, 2): an op of a pipeline replica, and what it waits for because of blocking.
 
     A rank computes, then posts the sends of what it has computed and the receives of what it needs
     next, all at once, and computes again when all of them have ended: Megatron-LM's communication
-    without ``--overlap-p2p-communication`` (megatron/core/pipeline_parallel/schedules.py). With
-    several chunks a forward and the backward after it are computed in one go, as there, but where a
-    rank computes all its forwards first.
+    without ``--overlap-p2p-communication`` (megatron/core/pipeline_parallel/schedules.py). A pair
+    of actions is computed in one go. So are, with `in_one_go`, a forward and the backward after it,
+    as there with several chunks, but where a rank computes all its forwards first.
     """
     order = np.argsort(t.rank, kind="stable")
     rank, stream, action = t.rank[order], t.stream[order], t.action[order]
     works, sent = np.flatnonzero(stream == COMPUTE), np.flatnonzero(np.isin(action, MESSAGES))
     if not len(works) or not len(sent):
         return np.zeros((0, 2), np.int32)
-    unit = _units(t, order[works], chunks)
+    unit = _units(t, order[works], in_one_go)
     bounds = np.append(np.flatnonzero(np.diff(unit, prepend=NONE)), len(works))
     first, last = works[bounds[:-1]], works[bounds[1:] - 1]
     at = np.searchsorted(works, sent)
@@ -59,11 +60,11 @@ def messages(t: Template, chunks: int) -> Int32:
     return found
 
 
-def _units(t: Template, works: Int64, chunks: int) -> Int64:
+def _units(t: Template, works: Int64, in_one_go: bool) -> Int64:
     """Return the number of the run of works that each work is computed in, from 0."""
-    columns = [x[works] for x in (t.rank, t.action, t.stage, t.microbatch)]
+    columns = [x[works] for x in (t.rank, t.listed, t.step)]
     changes = np.any([np.diff(x) != 0 for x in columns], axis=0)
-    if chunks > 1:
+    if in_one_go:
         rank, action, step = t.rank[works], t.action[works], t.step[works]
         forward, backward = action == ACTION_CODE["F"], action == ACTION_CODE["B"]
         place, where = np.arange(len(works)), rank * (int(step.max()) + 1) + step

@@ -19,26 +19,22 @@ from simulator.describe.scenario import Scenario
 from simulator.lower import offload, sharding
 from simulator.lower.clipping import before_update
 from simulator.lower.layers import Block, Blocks, shapes
-from simulator.lower.operators import Operator
 from simulator.lower.optimizers import update_work
+from simulator.lower.passes import Passes, block_passes
+from simulator.lower.places import is_summed, layout
 from simulator.lower.quantised import fp8_weights, weight_cast
 from simulator.lower.segments import (
     AHEAD,
-    BACKWARD,
     CHAIN,
     COMPUTE,
     DP,
-    FORWARD,
-    RECOMPUTE,
     TIED,
     TP,
-    Holding,
     Segment,
     coarse,
     is_plain,
     joined,
-    recomputing,
-    segments,
+    moving,
 )
 from simulator.lower.trainable import (
     Stage,
@@ -52,7 +48,7 @@ from simulator.lower.trainable import (
     tuned,
     weight_bytes,
 )
-from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Work
+from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Memory, Work
 
 SCOPES = (
     "alone", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline", "cp", "ep", "etp",
@@ -89,6 +85,16 @@ class CostTable:
         return seen[0]
 
 
+class Half(NamedTuple):
+    """The second action of a pair, within the body of both."""
+
+    of: Int16
+    """0 or 1 by op: which action it is of."""
+    exit: int
+    entry: int
+    tail: int
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """Ops of one action, in order."""
@@ -102,6 +108,10 @@ class Body:
     """Index of the last op of the main chain: what consumers of the action wait for."""
     entry: int = 0
     """Index of its first op: what waits for the action's inputs."""
+    tail: int = 0
+    """Index of its last op."""
+    second: Half | None = None
+    """Of a pair of actions: the other half of it."""
 
     def __len__(self) -> int:
         return len(self.cost)
@@ -153,11 +163,12 @@ def body(
     columns = np.array(rows, np.int32).reshape(-1, 4).T
     cost, layer = np.ascontiguousarray(columns[0]), np.ascontiguousarray(columns[2])
     stream, need_column = columns[1].astype(np.int16), columns[3].astype(np.int16)
-    return Body(cost, stream, layer, need_column, max(previous, 0), max(first, 0))
+    tail = max(len(rows) - 1, 0)
+    return Body(cost, stream, layer, need_column, max(previous, 0), max(first, 0), tail)
 
 
 class StageBodies(NamedTuple):
-    """Bodies of one stage by action kind.
+    """Bodies of a stage on a rank by action kind.
 
     `first` is a step's first forward, `last` its last backward, which also reduces gradients.
     """
@@ -168,12 +179,16 @@ class StageBodies(NamedTuple):
     reduce: Body
     optimizer: Body
     first: Body
+    input_grad: Body | None = None
+    """None where no backward is split."""
+    weight_grad: Body | None = None
+    last_weight_grad: Body | None = None
 
 
 class Bodies(NamedTuple):
-    """Bodies by stage, and the costs that they number."""
+    """Bodies by place, a stage on a rank, ordered by rank and stage; and the costs they number."""
 
-    stages: tuple[StageBodies, ...]
+    places: tuple[StageBodies, ...]
     costs: tuple[Cost, ...]
 
 
@@ -182,80 +197,100 @@ _CACHE_SIZE = 256
 
 
 def stage_bodies(s: Scenario) -> Bodies:
-    """Return the bodies of every stage of a scenario; plans of a sweep that agree share them."""
+    """Return the bodies of every place of a scenario; plans of a sweep that agree share them."""
     key = (
         s.model, shapes(s), s.layers_per_stage, s.run.precision, s.run.optimizer, s.run.detail,
         Tuning.of(s.run), s.run.frozen_layers, s.run.fused_optimizer, s.run.clip_grad,
         s.run.scales_loss, s.plan.pp, "bf16" in s.cluster.node.device.peak,
-        s.plan.recompute, s.plan.recompute_layers, s.plan.scatter_gather,
-        (s.plan.buckets, tuple(_exchange(s, 0.0))) if s.plan.replicas > 1 else None,
+        s.plan.recompute, s.plan.recompute_layers, s.plan.recompute_again, s.plan.scatter_gather,
+        s.plan.post_validation, layout(s),
+        (s.plan.buckets, tuple(_exchange(s, 0.0))) if is_summed(s) else None,
         sharding.key(s) if s.plan.shards > 1 else None,
         s.plan.offload_optimizer, s.plan.offload_activations,
     )  # fmt: skip
     if key not in _CACHE:
         table = CostTable()
-        stages = tuple(_stages(s, table))
-        _CACHE[key] = Bodies(stages, tuple(table.costs))
+        _CACHE[key] = Bodies(tuple(_places(s, table)), tuple(table.costs))
         if len(_CACHE) > _CACHE_SIZE:
             _CACHE.popitem(last=False)
     return _CACHE[key]
 
 
-def _stages(s: Scenario, table: CostTable) -> list[StageBodies]:
+def _places(s: Scenario, table: CostTable) -> list[StageBodies]:
     first_layer = np.cumsum((0, *s.layers_per_stage))
     made: dict[tuple[Stage, int], StageBodies] = {}
     one_stage = _one_gathering_stage if sharding.is_gathering(s) else _one_stage
-    out = []
-    for number, stage in enumerate(stages(s)):
-        key = (stage, _params_before(s, number))
-        if key not in made:  # layers count from 0 here and are shifted below
-            made[key] = one_stage(s, *key, table)
-        shifted = [_shift(b, int(first_layer[number])) for b in made[key]]
-        out.append(StageBodies(*shifted))
+    every, out = stages(s), []
+    checks = s.run.clip_grad or s.run.scales_loss
+    for held in layout(s).stages:
+        # gradients of all that a rank trains are looked at before its first update
+        params = sum(stage_tensors(s, every[stage]).params for stage in held) if checks else NONE
+        for number in held:
+            key = (every[number], params if number == held[0] else NONE)
+            if key not in made:  # layers count from 0 here and are shifted below
+                made[key] = one_stage(s, *key, table)
+            out.append(_shift(made[key], int(first_layer[number])))
     return out
 
 
-def _params_before(s: Scenario, number: int) -> int:
-    """Return the parameters whose gradients are looked at before a stage's update, or NONE.
-
-    Those of all stages of the rank, before its first one's.
-    """
-    if number >= s.plan.pp or not (s.run.clip_grad or s.run.scales_loss):
-        return NONE
-    return sum(stage_tensors(s, stage).params for stage in stages(s)[number :: s.plan.pp])
-
-
-def _shift(b: Body, layers: int) -> Body:
-    layer = np.where(b.layer == NONE, b.layer, b.layer + layers).astype(np.int32)
-    return replace(b, layer=layer)
+def _shift(bodies: StageBodies, layers: int) -> StageBodies:
+    """Return bodies whose layers count from another one; those that are one stay one."""
+    made: dict[int, Body] = {}
+    for b in bodies:
+        if b is not None and id(b) not in made:
+            layer = np.where(b.layer == NONE, b.layer, b.layer + layers).astype(np.int32)
+            made[id(b)] = replace(b, layer=layer)
+    return StageBodies._make(made.get(id(b)) for b in bodies)
 
 
 def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> StageBodies:
     parts = tuned(s)
-    forward: list[Segment] = []
-    backward: list[Segment] = []
+    forward, backward, inputs, weights = chains = Passes([], [], [], [])  # but the first, from ends
     for block, numbers in _present(parts, stage):
-        for layer, (f, b) in _copies(s, block, numbers, stage):
-            forward += [seg._replace(layer=layer) for seg in f]
-            backward += [seg._replace(layer=layer) for seg in reversed(b)]
-    backward.reverse()
-    buckets = s.plan.buckets if s.plan.replicas > 1 else ()
+        for layer, passes in _copies(s, block, numbers, stage):
+            forward += [seg._replace(layer=layer) for seg in passes.forward]
+            for chain, one in zip(chains[1:], passes[1:], strict=True):
+                chain += [seg._replace(layer=layer) for seg in reversed(one)]
+    for chain in chains[1:]:
+        chain.reverse()
+    if inputs and stage.is_first:
+        _wait_for_weights(inputs, parts.blocks.embedding)
+    buckets = s.plan.buckets if is_summed(s) else ()
     every = s.plan.shards > 1 and s.plan.zero > 1  # gradients are never held in full
-    last = backward
-    if s.run.detail == "stage" and not every and is_plain([*forward, *backward]):
-        last = joined(backward, buckets)
-        forward, backward = joined(forward), joined(backward)
     ahead, behind = _arrival(s, not stage.is_first), _arrival(s, not stage.is_last)
-    plain, opening = body(behind + backward, table), body(ahead + forward, table)
-    closing = body(behind + last, table, buckets, partial(_exchange, s)) if buckets else plain
+    is_coarse = (
+        s.run.detail == "stage" and not every and not layout(s).pairs
+        and is_plain([*forward, *backward])
+    )  # fmt: skip
+
+    def made(chain: list[Segment], before: Sequence[Segment] = ()) -> Body:
+        return body([*before, *(joined(chain) if is_coarse else chain)], table)
+
+    def closing(chain: list[Segment], before: Sequence[Segment] = ()) -> Body:
+        if not buckets:
+            return made(chain, before)
+        chain = joined(chain, buckets) if is_coarse else chain
+        return body([*before, *chain], table, buckets, partial(_exchange, s))
+
+    opening, last = made(forward, ahead), closing(backward, behind)
     return StageBodies(
         forward=opening,
-        backward=closing if every else plain,
-        last=closing,
+        backward=last if every or not buckets else made(backward, behind),
+        last=last,
         reduce=body(_tied_reduction(s, parts.blocks, stage), table),
         optimizer=body(_update(s, stage, checked), table),
         first=opening,
+        input_grad=made(inputs, behind) if inputs else None,
+        weight_grad=made(weights) if weights else None,
+        last_weight_grad=closing(weights) if weights else None,
     )
+
+
+def _wait_for_weights(inputs: list[Segment], embedding: Block) -> None:
+    """Let the gradient of the embedding's output, made last, wait for the weight's."""
+    at = max(i for i, x in enumerate(inputs) if isinstance(x.cost, Work))
+    late = sum(o.output_grad_bytes for o in embedding.operators if o.weight_grad)
+    inputs[at] = moving(inputs[at], alloc=Memory(late))
 
 
 def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> StageBodies:
@@ -269,7 +304,7 @@ def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTab
         made: dict[int, sharding.Passes] = {}
         for layer, pair in _copies(s, block, numbers, stage):
             if id(pair) not in made:
-                f, b = map(coarse, pair) if s.run.detail == "stage" else pair
+                f, b = map(coarse, pair[:2]) if s.run.detail == "stage" else pair[:2]
                 size = weight_bytes(s, block) - held * s.precision.weight
                 made[id(pair)] = sharding.gathering(s, f, b, size, block.trained - held, stay)
             first, forward, backward, last = made[id(pair)]
@@ -314,19 +349,20 @@ def _present(parts: Tuned, stage: Stage) -> list[tuple[Block, Sequence[int]]]:
 
 def _copies(
     s: Scenario, block: Block, numbers: Sequence[int], stage: Stage
-) -> Iterator[tuple[int, tuple[list[Segment], list[Segment]]]]:
+) -> Iterator[tuple[int, Passes]]:
     """Yield each layer of a stage that a block makes, and its passes, shared by those alike."""
     shared, limit = shares_embedding(s, stage), s.plan.recompute_layers
     trains = block.name == "layer" and numbers[0] >= stage.num_frozen
 
-    def passes(recompute: str, block: Block = block) -> tuple[list[Segment], list[Segment]]:
-        f, b = _passes(s, block, shared, recompute)
+    def made(recompute: str) -> Passes:
+        passes = block_passes(s, block, shared, recompute)
+        f, b = passes[:2]
         if s.plan.offload_activations and block.name == "layer":
             f, b = offload.activations(*map(coarse, (f, b)) if s.run.detail == "stage" else (f, b))
-        return f, sharding.holding_gradients(s, b)
+        return passes._replace(forward=f, backward=sharding.holding_gradients(s, b))
 
-    again = passes(s.plan.recompute if trains else "none")
-    kept = again if limit is None else passes("none")
+    again = made(s.plan.recompute if trains else "none")
+    kept = again if limit is None else made("none")
     for layer in numbers:
         yield layer, again if limit is None or layer < limit else kept
 
@@ -360,47 +396,13 @@ def _update(s: Scenario, stage: Stage, checked: int) -> list[Segment]:
     return rows
 
 
-def _passes(
-    s: Scenario, block: Block, shared: bool, recompute: str
-) -> tuple[list[Segment], list[Segment]]:
-    """Return the forward and the backward segments of a block, with what backward recomputes."""
-    detail, size = s.run.detail, s.precision.gradient
-
-    def gradient(_index: int, o: Operator) -> float:
-        return 0.0 if shared and o.name == "head" else float(o.trained * size)
-
-    def everything(_index: int, o: Operator) -> float:
-        return o.kept_bytes
-
-    def first(index: int, o: Operator) -> float:
-        if recompute == "full":  # the first operator keeps the layer's input
-            return o.kept_bytes if index == 0 else 0.0
-        return o.kept_bytes if o.core_input_bytes is None else o.core_input_bytes
-
-    def rest(index: int, o: Operator) -> float:
-        return o.kept_bytes - first(index, o)
-
-    def backward(part: Block) -> list[Segment]:
-        return segments(part, BACKWARD, detail, Holding(everything, gradient))
-
-    if recompute == "none":
-        return segments(block, FORWARD, detail, Holding(everything, gradient)), backward(block)
-    if recompute == "selective-op":
-        return recomputing(block, detail, Holding(everything, gradient))
-    forward = segments(block, FORWARD, detail, Holding(first, gradient))
-    if recompute == "full":
-        return forward, segments(block, RECOMPUTE, detail, Holding(rest, gradient)) + backward(
-            block
-        )
-    before, core, after = block.around(lambda o: o.core_input_bytes is not None)
-    once_more = segments(core, RECOMPUTE, detail, Holding(rest, gradient))
-    return forward, backward(after) + once_more + backward(core) + backward(before)
-
-
 def _tied_reduction(s: Scenario, parts: Blocks, stage: Stage) -> Sequence[Segment]:
-    """Sum the gradients of the tied embedding over the first and the last stage."""
+    """Sum the gradients of the tied embedding over the first and the last stage.
+
+    On a rank that holds both they are one.
+    """
     ends = stage.is_first or stage.is_last
-    if not (s.model.tie_word_embeddings and ends and s.run.trains_all) or s.plan.pp == 1:
+    if not (s.model.tie_word_embeddings and ends and s.run.trains_all) or stage.has_both_ends:
         return ()
     size = embedding_weight(parts) * s.precision.gradient / s.plan.shards  # of their own shards
     return (Segment(Flow("all_reduce", size), TIED),)

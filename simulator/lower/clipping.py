@@ -4,6 +4,11 @@ A global norm is a collective: each rank sums the squares of the gradients that 
 fp32 number is summed over the axes along which ranks hold different ones: tp, shards of ZeRO, the
 pipeline, one after the other (as torchtitan's `clip_grad_norm_`). So is the question whether any
 gradient has overflowed.
+
+With `plan.post_validation` no rank waits for the others of its pipeline (Qi et al., 2023, arXiv
+2401.10241, section 4): what is known of the norm goes along the pipeline, an update that turns out
+wrong is taken back in the next step's warm-up. The message is a number; neither costs anything
+here.
 """
 
 from __future__ import annotations
@@ -51,7 +56,8 @@ def before_update(s: Scenario, params: int) -> list[Segment]:
 
 def _sums(s: Scenario) -> list[Segment]:
     """Return the all-reduces of one fp32 number over the ranks that hold different gradients."""
-    degrees = ((TP, s.plan.tp), (SHARDS, s.plan.shards), (PIPELINE, s.plan.pp))
+    whole = 1 if s.plan.post_validation else s.plan.pp
+    degrees = ((TP, s.plan.tp), (SHARDS, s.plan.shards), (PIPELINE, whole))
     number = Flow("all_reduce", float(FP32))
     return [Segment(number, stream) for stream, degree in degrees if degree > 1]
 

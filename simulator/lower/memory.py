@@ -1,4 +1,4 @@
-"""Memory that is alive during the whole run: weights, gradients, optimizer state, by stage.
+"""Memory that is alive during the whole run: weights, gradients, optimizer state.
 
 Activations come and go with ops and are counted on the timeline, as are weights that are gathered
 for a while and gradients that are in full only until they are reduced. What torch's allocator does
@@ -7,12 +7,17 @@ not give out (`hardware/outside.py`) is counted apart.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
 
 from simulator.describe.optimizer import OPTIMIZERS
+from simulator.describe.placement import kind_of_ranks
 from simulator.describe.scenario import Scenario
 from simulator.lower.layers import shapes
 from simulator.lower.optimizers import saved_state_bytes
+from simulator.lower.places import layout
 from simulator.lower.quantised import fp8_weights
 from simulator.lower.sharding import held_bytes, is_gathering
 from simulator.lower.trainable import (
@@ -27,7 +32,7 @@ from simulator.program import Kernel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticMemory:
-    """Bytes on each rank of one stage."""
+    """Bytes on each rank of one stage, or of all that a rank holds."""
 
     params: int
     """Parameters on one rank, before they are sharded over dp."""
@@ -65,9 +70,9 @@ ENGINE_WORKSPACE = {
 """Bytes of Transformer Engine's own (pytorch/module/base.py, get_cublas_workspace_size_bytes)."""
 
 
-def buffer_bytes(s: Scenario) -> float:
-    """Return the bytes of buffers that every rank holds from its first step on."""
-    device = s.cluster.node.device.architecture
+def buffer_bytes(s: Scenario, kind: int = 0) -> float:
+    """Return the bytes of buffers that a rank on a kind of node holds from its first step on."""
+    device = s.cluster.kinds[kind].device.architecture
     size = float(WORKSPACE[device])
     if s.run.linear_layers == "transformer_engine":
         layer = tuned(s).blocks.layer
@@ -80,6 +85,13 @@ def buffer_bytes(s: Scenario) -> float:
         size += ENGINE_WORKSPACE[device]
         size += s.precision.weight * sum({(m, n): m * n for _, m, n, _ in products}.values())
     return size
+
+
+def more_buffer_bytes(s: Scenario) -> npt.NDArray[np.float64]:
+    """Return the bytes by which each rank's buffers exceed those of the first kind of node."""
+    by_kind = np.array([buffer_bytes(s, kind) for kind in range(len(s.cluster.kinds))])
+    more: npt.NDArray[np.float64] = by_kind - by_kind[0]
+    return more[list(kind_of_ranks(s.plan, s.cluster))]
 
 
 def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
@@ -124,19 +136,35 @@ def host_bytes_per_parameter(s: Scenario) -> float:
     return (held.gradient + (held.master or held.weight) + states) / s.plan.shards
 
 
-def static_memory(s: Scenario) -> list[StaticMemory]:
-    """Return what every stage's ranks hold all the time; a rank of several chunks holds the sum.
+def rank_memory(s: Scenario) -> list[StaticMemory]:
+    """Return what every rank of a pipeline holds all the time: its stages, and one set of buffers.
 
-    Buffers, one set a rank, are those of its first chunk. A tied embedding lies on the first and on
-    the last stage, as Megatron-LM keeps it. Weights in fp8 are copies beside the bf16 ones, and
-    transposed copies up to Hopper.
+    A stage that lies on two ranks is held in full by both.
+    """
+    every = static_memory(s)
+
+    def of_rank(stages: tuple[int, ...]) -> StaticMemory:
+        held = [every[stage] for stage in stages]
+        total = {f.name: sum(getattr(one, f.name) for one in held) for f in fields(StaticMemory)}
+        return StaticMemory(**total | {"buffers": held[0].buffers})
+
+    return [of_rank(stages) for stages in layout(s).stages]
+
+
+def static_memory(s: Scenario) -> list[StaticMemory]:
+    """Return what every stage's ranks hold of it all the time, with the buffers of a rank on the
+    first kind of node.
+
+    A tied embedding lies on the first and on the last stage, as Megatron-LM keeps it; a rank that
+    holds both has it once. Weights in fp8 are copies beside the bf16 ones, and transposed copies up
+    to Hopper.
     """
     weight, gradient, optimizer = bytes_per_parameter(s)
     copies = 1 + shapes(s).elements.transposed  # of a byte each
     buffers, on_host = buffer_bytes(s), host_bytes_per_parameter(s)
     out = []
     layer = tuned(s).blocks.layer.operators
-    for number, stage in enumerate(stages(s)):
+    for stage in stages(s):
         params, trained = stage_params(s, stage), stage_tensors(s, stage)
         still = s.precision.weight * (params - trained.params) - spared_weight_bytes(s, stage)
         still /= s.plan.shards if s.plan.zero == 3 else 1  # not trained, and as it computes
@@ -148,7 +176,7 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
                 weights=float(weight * trained.params + still + copies * low),
                 gradients=float(gradient * trained.params),
                 optimizer=0.0 if away else float(optimizer * trained.params - saved),
-                buffers=0.0 if number >= s.plan.pp else buffers,
+                buffers=buffers,
                 host=float(on_host * trained.params - saved) if away else 0.0,
             )
         )

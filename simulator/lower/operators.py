@@ -64,6 +64,15 @@ class Operator:
     backward_bytes: float = 0.0
     """Alive only while its backward runs: gradients of its output and input, copies, and those of
     weights that are added to a sum of them afterwards."""
+    weight_grad_bytes: float = 0.0
+    """Of `backward_bytes` what only the weight's gradient needs."""
+    output_grad_bytes: float = 0.0
+    """Gradient of its output, which waits for the weight's where backward is split; alive in
+    `backward_bytes` too."""
+    input_kept_bytes: float = 0.0
+    """Of `kept_bytes` what only the gradient of the input needs, though it has a weight's too."""
+    regathered: tuple[Flow, ...] = ()
+    """Collectives at the head of `input_grad` that bring what only the weight's gradient needs."""
     stream_bytes: float = 0.0
     """Gradient of the residual stream, which waits while the backward of a branch runs."""
     params: int = 0
@@ -86,6 +95,16 @@ class Operator:
     def backward(self) -> tuple[Part, ...]:
         """Both gradients, input first, as one backward pass computes them."""
         return self.input_grad + self.weight_grad
+
+    @property
+    def input_grad_alone(self) -> tuple[Part, ...]:
+        """The gradient of the input where that of the weight comes later."""
+        return self.input_grad[len(self.regathered) :] if self.weight_grad else self.input_grad
+
+    @property
+    def weight_grad_alone(self) -> tuple[Part, ...]:
+        """The gradient of the weight where that of the input is there already."""
+        return (*self.regathered, *self.weight_grad) if self.weight_grad else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +165,8 @@ def linear(
         forward_bytes=e.activation * size,
         backward_bytes=e.activation * tokens * (inputs + outputs)
         + (e.weight * inputs * outputs if apart else 0),
+        weight_grad_bytes=e.weight * inputs * outputs if apart else 0.0,
+        output_grad_bytes=e.activation * size,
         params=inputs * outputs + (outputs if bias else 0),
         matrices=((inputs, outputs),),
         model_flops=2.0 * tokens * inputs * outputs,
@@ -286,6 +307,7 @@ def positions(e: Elements, *, tokens: int, hidden: int, rows: int, dropped: int)
         kept_bytes=float(mask),
         forward_bytes=float(2 * e.activation * size),
         backward_bytes=float(e.activation * (2 if dropped else 1) * size),
+        output_grad_bytes=float(e.activation * size),
         params=rows * hidden,
         matrices=((rows - 1, hidden),),  # the class token is none
     )
@@ -312,6 +334,8 @@ def embedding(
         kept_bytes=float(mask),
         forward_bytes=float(e.activation * size),
         backward_bytes=float(e.activation * size + apart),
+        weight_grad_bytes=float(apart),
+        output_grad_bytes=float(e.activation * size),
         params=params,
         matrices=((vocab, hidden), *([(positions, hidden)] if positions else [])),
     )
@@ -400,6 +424,8 @@ def first_of_region(
         return enter, product
     return enter, replace(
         product,
+        weight_grad_bytes=product.weight_grad_bytes + size,
+        regathered=tuple(part for part in again if isinstance(part, Flow)),
         kept_bytes=product.kept_bytes / tp,
         forward_bytes=product.forward_bytes + size,
         backward_bytes=product.backward_bytes + size + size / tp,  # gathered again; scattered

@@ -39,6 +39,7 @@ def in_fp8(o: Operator, e: Elements, *, divided: tuple[int, int] = (1, 1)) -> Op
         input_grad=(casts[1], *(_low(p, e) for p in o.input_grad)),
         weight_grad=tuple(_low(p, e) for p in wgrad),
         kept_bytes=float(sizes[0]),
+        output_grad_bytes=float(sizes[1]),
     )
 
 
@@ -78,7 +79,10 @@ def gathered_in_fp8(o: Operator, e: Elements) -> Operator:
         return part
 
     return replace(
-        o, forward=tuple(map(short, o.forward)), input_grad=tuple(map(short, o.input_grad))
+        o,
+        forward=tuple(map(short, o.forward)),
+        input_grad=tuple(map(short, o.input_grad)),
+        regathered=tuple(flow for flow in map(short, o.regathered) if isinstance(flow, Flow)),
     )
 
 

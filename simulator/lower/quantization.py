@@ -43,6 +43,7 @@ def fake_quantized(o: Operator, e: Elements) -> Operator:
         input_grad=_after(o.input_grad, _masking(f"{o.name} input", entering, e.activation)),
         weight_grad=_after(o.weight_grad, _masking(f"{o.name} weight", weight, gradient)),
         kept_bytes=o.kept_bytes + MASK * entering + (e.weight + MASK) * weight,
+        input_kept_bytes=float(MASK * entering + e.weight * weight),
     )
 
 

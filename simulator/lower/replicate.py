@@ -114,21 +114,23 @@ def _classes(mesh: Mesh) -> Int64:
 def _groups(one: Template, mesh: Mesh, ranks: Int64, classes: Int64) -> tuple[Int32, Groups]:
     """Return the group of each joint op on class 0 of its partition, and all groups.
 
-    Joint ops of one scope that join the same pipeline ranks share their groups, one a class.
+    Joint ops of one scope that join the same pipeline ranks share their groups, one a class. What
+    is done along an axis is of one pipeline rank, or of the two that hold the same stage.
     """
     first_group = np.zeros(len(one.joint_scope), np.int64)
     sizes, members, count = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
-    for number, scope in enumerate(SCOPES):
-        mine = np.flatnonzero(one.joint_scope == number)
-        if not len(mine):
-            continue
+    kinds = 2 * one.joint_scope.astype(np.int64) + (one.joint_ranks[:, 0] != one.joint_ranks[:, 1])
+    for number in np.unique(kinds).tolist():
+        mine, scope, twin = np.flatnonzero(kinds == number), SCOPES[number // 2], number % 2
         key = one.joint_ranks[mine, 0] * one.num_ranks + one.joint_ranks[mine, 1]
         keys, kind = np.unique(key, return_inverse=True)
         pairs = np.stack(np.divmod(keys, one.num_ranks), axis=1)
         if PARTITION[scope] != ALONE:
             of_tile = classes[PARTITION[scope]]
             size = len(of_tile) // (int(of_tile.max()) + 1)
-            sets = ranks[pairs[:, 0]][:, np.argsort(of_tile, kind="stable")].reshape(-1, size)
+            by_class = ranks[pairs[:, : 1 + twin]][:, :, np.argsort(of_tile, kind="stable")]
+            sets = by_class.reshape(len(pairs), 1 + twin, -1, size).swapaxes(1, 2)
+            sets = sets.reshape(-1, (1 + twin) * size)
         elif scope == "pipeline":
             sets = ranks.T
         elif scope == "one_sided":

@@ -54,25 +54,59 @@ class Pass(NamedTuple):
     name: str
     parts: Callable[[Operator], tuple[Part, ...]]
     reverse: bool
-    keeps: bool
-    """Whether it brings kept activations alive."""
-    frees: bool
+    brings: Callable[[Operator, float], float]
+    """Bytes that come alive, of an operator and of what it keeps from forward to backward."""
+    frees: Callable[[Operator, float], float]
+    """Bytes that are released, likewise."""
     completes: bool
     """Whether it completes weight gradients."""
     passing: Callable[[Operator], float]
     """Bytes that are alive only while an operator runs."""
 
 
+def _nothing(_operator: Operator, _kept: float) -> float:
+    return 0.0
+
+
+def _all(_operator: Operator, kept: float) -> float:
+    return kept
+
+
 FORWARD = Pass(
-    "F", lambda o: o.forward, reverse=False, keeps=True, frees=False, completes=False,
+    "F", lambda o: o.forward, reverse=False, brings=_all, frees=_nothing, completes=False,
     passing=lambda o: o.forward_bytes,
 )  # fmt: skip
 BACKWARD = Pass(
-    "B", lambda o: o.backward, reverse=True, keeps=False, frees=True, completes=True,
+    "B", lambda o: o.backward, reverse=True, brings=_nothing, frees=_all, completes=True,
     passing=lambda o: o.backward_bytes + o.stream_bytes,
 )  # fmt: skip
 RECOMPUTE = FORWARD._replace(name="recompute", passing=lambda o: o.forward_bytes + o.stream_bytes)
 """Beside what is computed again the gradient of the layer's output waits."""
+
+
+def _input_only(o: Operator, kept: float) -> float:
+    return min(o.input_kept_bytes, kept) if o.weight_grad else kept
+
+
+def _input_passing(o: Operator) -> float:
+    later = o.weight_grad_bytes + o.output_grad_bytes if o.weight_grad else 0.0
+    return max(o.backward_bytes - later, 0.0) + o.stream_bytes
+
+
+INPUT_GRAD = Pass(
+    "I", lambda o: o.input_grad_alone, reverse=True,
+    brings=lambda o, _: o.output_grad_bytes if o.weight_grad else 0.0,
+    frees=_input_only, completes=False, passing=_input_passing,
+)  # fmt: skip
+"""Gradients of inputs alone: what a product has read, and the gradient of what it has made, wait
+for its weight's."""
+WEIGHT_GRAD = Pass(
+    "W", lambda o: o.weight_grad_alone, reverse=True, brings=_nothing,
+    frees=lambda o, kept: kept - _input_only(o, kept) + o.output_grad_bytes,
+    completes=True, passing=lambda o: o.weight_grad_bytes,
+)  # fmt: skip
+"""Gradients of weights alone; where an operator has no kernels for them they are complete with
+those of the operator before it in backward."""
 
 
 class Holding(NamedTuple):
@@ -112,9 +146,9 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
         """Hand over gradients where a run of kernels ends, whatever the detail."""
         nonlocal grads
         close()
-        if grads:
-            out[-1] = out[-1]._replace(gradient_bytes=grads)
-        grads = 0.0
+        if grads and out:
+            out[-1] = out[-1]._replace(gradient_bytes=out[-1].gradient_bytes + grads)
+            grads = 0.0
 
     indexed = list(enumerate(block.operators))
     for index, operator in reversed(indexed) if run.reverse else indexed:
@@ -134,29 +168,29 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
                 close()
             kernels.append(part)
             # memory comes alive with an operator's first kernel and is released with its last
-            if run.keeps and i == own[0]:
-                alloc += holding.kept(index, operator)
+            if i == own[0]:
+                alloc += run.brings(operator, holding.kept(index, operator))
             most = max(most, alloc - free + run.passing(operator))
-            if run.frees and i == own[-1]:
-                free += holding.kept(index, operator)
+            if i == own[-1]:
+                free += run.frees(operator, holding.kept(index, operator))
             if run.completes and i == own[-1]:
                 grads += holding.gradient(index, operator)
+        if run.completes and not own:
+            grads += holding.gradient(index, operator)
     complete()
     return out
 
 
 def recomputing(block: Block, detail: str, holding: Holding) -> tuple[list[Segment], list[Segment]]:
-    """Return forward and backward of a block that recomputes operator by operator (`recompute`).
+    """Return forward of a block that recomputes operator by operator, and what runs again.
 
-    What is not saved comes alive as backward begins to run it again.
+    What is not saved comes alive as backward begins to run it again (`recompute`).
     """
     more = block.kept_bytes - sum(o.saved_bytes for o in block.operators)
     again = RECOMPUTE._replace(parts=lambda o: o.again)
     saved = holding._replace(kept=lambda _index, o: o.saved_bytes)
     regained = holding._replace(kept=lambda index, _o: 0.0 if index else more)
-    backward = segments(block, BACKWARD, detail, holding)
-    once_more = segments(block, again, detail, regained)
-    return segments(block, FORWARD, detail, saved), once_more + backward
+    return segments(block, FORWARD, detail, saved), segments(block, again, detail, regained)
 
 
 def is_plain(chain: Sequence[Segment]) -> bool:

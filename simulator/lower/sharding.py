@@ -19,6 +19,7 @@ import numpy as np
 
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
+from simulator.lower.places import layout
 from simulator.lower.segments import (
     AHEAD,
     BRANCH,
@@ -41,7 +42,7 @@ from simulator.program import (
     Memory,
     Work,
 )
-from simulator.schedules import Action, actions_of
+from simulator.schedules import Action, Schedule, Target, lists_of, schedule_of
 
 BY_USE, BY_MICROBATCH, BY_STEP = range(3)
 """How long a block's gathered weights stay: for a forward or a backward; from the forward of a
@@ -91,14 +92,25 @@ def key(s: Scenario) -> tuple[object, ...]:
     plan = s.plan
     return (
         plan.zero, plan.shards, plan.replicas, plan.reshard_after_forward, plan.low_precision_shard,
-        _turns_around(plan.schedule, plan.pp, s.num_microbatches, plan.chunks),
+        _turns_around(s),
     )  # fmt: skip
 
 
-@lru_cache(maxsize=256)
-def _turns_around(schedule: str, ranks: int, microbatches: int, chunks: int) -> bool:
+def _turns_around(s: Scenario) -> bool:
     """Return whether the last stage follows each forward directly by that one's backward."""
-    actions = actions_of(schedule, ranks, microbatches, chunks)
+    plan = s.plan
+    schedule = schedule_of(plan.schedule)
+    return _turns(
+        schedule, plan.pp, s.num_microbatches, plan.chunks, plan.microbatch_group, s.target
+    )
+
+
+@lru_cache(maxsize=256)
+def _turns(
+    schedule: Schedule, ranks: int, microbatches: int, chunks: int,
+    group: int | None, target: Target | None,
+) -> bool:  # fmt: skip
+    actions = lists_of(schedule, ranks, microbatches, chunks, group, target)
     stage = max(a.stage for row in actions for a in row)
     return all(
         following == Action(stage, "B", action.microbatch)
@@ -114,7 +126,7 @@ def stays(s: Scenario, block: str, *, is_first: bool, is_last: bool) -> int:
     A head keeps its weights where its own backward comes next (torch does so for the root). An
     embedding that shares its weight with the head of its own stage keeps it for the head.
     """
-    turns = _turns_around(s.plan.schedule, s.plan.pp, s.num_microbatches, s.plan.chunks)
+    turns = _turns_around(s)
     shared = s.model.tie_word_embeddings and is_first and is_last and block == "embedding"
     shared = shared and s.run.trains_all  # frozen, it is gathered with the head again
     if shared or not s.plan.reshard_after_forward:
@@ -125,13 +137,14 @@ def stays(s: Scenario, block: str, *, is_first: bool, is_last: bool) -> int:
 def exchange(s: Scenario, size: float, longer: float = 0.0) -> list[Segment]:
     """Return the sum of `size` bytes of gradients: over the shards, then of a shard over replicas.
 
-    Where gradients are kept sharded (from stage 2 on) those in full are released when it ends.
+    A stage that lies on two ranks has a replica of its shards on each. Where gradients are kept
+    sharded (from stage 2 on) those in full are released when it ends.
     `longer` are the bytes by which the copy that is reduced is longer than the gradients.
     """
     freed = Memory(unreduced=size) if s.plan.zero > 1 else NOTHING
     scatter = Flow("reduce_scatter", size, alloc=Memory(unreduced=longer), free=freed)
     rows = [Segment(scatter, REDUCE, place=BRANCH)]
-    if s.plan.shards < s.plan.replicas:
+    if s.plan.shards < s.plan.replicas or layout(s).copies > 1:
         rows.append(Segment(Flow("all_reduce", size / s.plan.shards), DP, place=BRANCH))
     return rows
 

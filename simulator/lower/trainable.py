@@ -20,10 +20,11 @@ from simulator.lower import operators as op
 from simulator.lower.latest import for_latest
 from simulator.lower.layers import Block, Blocks, Shapes
 from simulator.lower.operators import Operator
+from simulator.lower.places import layout
 from simulator.lower.quantization import fake_quantized
 from simulator.lower.tensors import Tensors, tensors_of
 from simulator.program import Kernel
-from simulator.schedules import Actions
+from simulator.schedules import Action, Actions, cells
 
 STORED = {"int8": 1.0, "nf4": 0.5 + 0.127 / 8}
 """Bytes a weight as it lies in memory: one, scales of rows left out (Dettmers et al., 2022, arXiv
@@ -159,6 +160,7 @@ def _adapted(o: Operator, e: op.Elements, tuning: Tuning) -> Operator:
         ),
         weight_grad=up.weight_grad + down.weight_grad,
         kept_bytes=down.kept_bytes + up.kept_bytes,
+        output_grad_bytes=up.output_grad_bytes + down.output_grad_bytes,
         params=o.params + down.params + up.params,
         matrices=down.matrices + up.matrices,
         model_flops=o.model_flops + down.model_flops + up.model_flops,
@@ -187,13 +189,19 @@ class Stage(NamedTuple):
     is_last: bool
     num_frozen: int
     """Layers, its first ones, that are not trained."""
+    has_both_ends: bool
+    """Whether its ranks hold the first stage and the last."""
 
 
 def stages(s: Scenario) -> tuple[Stage, ...]:
     """Return what each stage holds."""
     out, left, last = [], s.run.frozen_layers, s.plan.num_stages - 1
+    ranks_of = layout(s).ranks_of
+    whole = ranks_of[0] == ranks_of[last]
     for number, count in enumerate(s.layers_per_stage):
-        out.append(Stage(count, number == 0, number == last, min(left, count)))
+        is_first, is_last = number == 0, number == last
+        both = whole and (is_first or is_last)
+        out.append(Stage(count, is_first, is_last, min(left, count), both))
         left -= out[-1].num_frozen
     return tuple(out)
 
@@ -201,6 +209,8 @@ def stages(s: Scenario) -> tuple[Stage, ...]:
 def first_trained_stage(s: Scenario) -> int:
     """Return the first stage that trains something: those before it have no backward."""
     every = stages(s)
+    if s.run.trains_all:
+        return 0
     return next((i for i, x in enumerate(every) if x.num_frozen < x.num_layers), len(every) - 1)
 
 
@@ -212,22 +222,25 @@ def without_backward(actions: Actions, stages: int) -> Actions:
     if not stages:
         return actions
     passes = ("B", "I", "W", "RECV_B")
+
+    def stays(a: Action) -> bool:
+        gone = (a.kind in passes and a.stage < stages) or (a.kind == "SEND_B" and a.stage <= stages)
+        return not gone
+
     return tuple(
         tuple(
-            a
-            for a in row
-            if not (
-                (a.kind in passes and a.stage < stages)
-                or (a.kind == "SEND_B" and a.stage <= stages)
-            )
+            a if all(map(stays, cell)) else a.alone for cell in cells(row) for a in cell if stays(a)
         )
         for row in actions
     )
 
 
 def shares_embedding(s: Scenario, stage: Stage) -> bool:
-    """Return whether the head shares the embedding of its own stage: it has no gradient then."""
-    return s.model.tie_word_embeddings and stage.is_first and stage.is_last
+    """Return whether the head of a stage shares the embedding of its own rank.
+
+    It has no gradient then but the embedding's.
+    """
+    return s.model.tie_word_embeddings and stage.is_last and stage.has_both_ends
 
 
 def layer_runs(parts: Tuned, stage: Stage) -> list[tuple[Block, range]]:

@@ -51,6 +51,8 @@ class FlowUse(NamedTuple):
     """Nodes that a group lies on; None without a cluster."""
     ranks_per_node: int | None
     """Fewest of a group's ranks on any of those nodes; None without a cluster."""
+    node_kinds: tuple[str, ...]
+    """Names of the kinds of those nodes, in a cluster of several; empty elsewhere."""
     algorithm: str | None
     """None where NCCL chooses none: for messages, parameter servers and stated durations."""
     protocol: str | None
@@ -187,6 +189,7 @@ def _use(
 ) -> FlowUse:
     name, axis, size, _, stated, _ = key
     chosen = None
+    kinds = cluster.kinds if cluster is not None and cluster.is_mixed else ()
     if cluster is not None and name in COLLECTIVES and not stated:
         chosen = collective_choice(name, size, shape, cluster)
     mean = to_seconds(total.transfer / total.calls)
@@ -201,6 +204,7 @@ def _use(
         ranks=shape.ranks,
         nodes=shape.nodes if cluster else None,
         ranks_per_node=shape.per_node if cluster else None,
+        node_kinds=tuple(kinds[kind].name for kind in shape.kinds) if kinds else (),
         algorithm=chosen.algorithm if chosen else None,
         protocol=chosen.protocol if chosen else None,
         calls=round(total.calls / shape.ranks),
@@ -241,13 +245,18 @@ def _cells(use: FlowUse) -> list[str]:
     rates = (use.algbw_bytes_per_s, use.busbw_bytes_per_s)
     return [
         f"{use.axis} {use.operation}", format_bytes(use.payload_bytes), str(use.ranks),
-        str(use.nodes or "-"), f"{use.calls:,}",
+        _nodes(use), f"{use.calls:,}",
         " ".join(filter(None, (use.algorithm, use.protocol))) or "-",
         format_seconds(use.transfer_mean_s),
         *("-" if rate is None else format_rate(rate, "B") for rate in rates),
         format_seconds(use.wait_mean_s), format_seconds(use.wait_max_s),
         format_seconds(use.transfer_per_rank_s),
     ]  # fmt: skip
+
+
+def _nodes(use: FlowUse) -> str:
+    kinds = f" ({' + '.join(use.node_kinds)})" if use.node_kinds else ""
+    return f"{use.nodes or '-'}{kinds}"
 
 
 def _of_axis(uses: Sequence[FlowUse], b: Breakdown, axis: str) -> str:

@@ -142,7 +142,8 @@ def _stored(how: Quantised, inputs: int, outputs: int) -> float:
 def inference(s: Scenario) -> Inference:
     """Return what serving a scenario's model takes, for sequences of the scenario's length."""
     token = kv_cache_bytes_per_token(decoder(s), s.plan.tp)
-    sequence, capacity = token * s.sequence_length, s.cluster.node.device.memory
+    sequence = token * s.sequence_length
+    capacity = min(node.device.memory for node in s.cluster.kinds)
     weights = {}
     for name, how in FORMATS.items():
         size = weight_bytes(s, how)
@@ -182,7 +183,7 @@ def inference_text(s: Scenario) -> str:
         f"  {', '.join(batches)} {tokens}",
         scales,
         "embedding, head, norms and biases stay bf16; activations and workspaces are left out, and "
-        "there is no pipeline",
+        f"there is no pipeline{', on the smallest kind of device' * s.cluster.is_mixed}",
     ])  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from simulator.hardware.outside import outside
-from simulator.lower.memory import static_memory
+from simulator.lower.memory import more_buffer_bytes, rank_memory
 from simulator.program import Int64, Memory
 from simulator.report import palette
 from simulator.report.palette import COLOURS, INK, Float64, text_width
@@ -73,10 +73,9 @@ def memory(result: Result, path: str | Path | None = None) -> Figure:
 def _draw_fullest(ax: Axes, result: Result, unit: float) -> None:
     """Stack what fills the rank that needs most memory, below the capacity of its device."""
     assert result.scenario is not None  # the caller asks only then
-    rank = int(np.argmax(result.peak_memory_bytes))
+    rank, room = result.summary.peak_memory_rank, result.summary.memory_capacity_bytes / GB
     time, heights = memory_parts(result, rank)
     _stack(ax, time / unit, {name: high / GB for name, high in heights.items()}, 0.0, 1.0)
-    room = result.scenario.cluster.node.device.memory / GB
     ax.axhline(room, color=COLOURS["capacity"], ls="--", lw=1.3, gid="capacity")
     ax.set(ylim=(0, 1.25 * max(room, result.device_memory_bytes[rank] / GB)), ylabel="memory (GB)")
     name, peak = palette.rank_label(result, rank), _peak(result, rank)
@@ -125,10 +124,10 @@ def memory_parts(result: Result, rank: int) -> tuple[Int64, dict[str, Float64]]:
     parts: dict[str, Float64] = {}
     s = result.scenario
     if s is not None:
-        every = static_memory(s)
-        stages = [every[stage] for stage in palette.stages_of(result, rank)]
-        lasting = {n: sum(float(getattr(one, n)) for one in stages) for n in LASTING_PARTS}
-        lasting["context"] = outside(s)
+        own = rank_memory(s)[palette.place_of(result, rank)]
+        lasting = {n: float(getattr(own, n)) for n in LASTING_PARTS}
+        lasting["buffers"] += float(more_buffer_bytes(s)[rank])
+        lasting["context"] = float(outside(s)[rank])
         parts = {name: np.full(len(ticks), size) for name, size in lasting.items()}
     parts |= held
     return ticks - begin, {n: parts[n] for n in MEMORY_PARTS if n in parts and parts[n].any()}

@@ -6,7 +6,7 @@ import numpy as np
 
 from simulator.describe.scenario import Scenario
 from simulator.hardware.outside import nccl_bytes
-from simulator.lower.memory import bytes_per_parameter, static_memory
+from simulator.lower.memory import bytes_per_parameter, more_buffer_bytes, rank_memory
 from simulator.program import ACTIONS, NONE
 from simulator.report.memory import Peak
 from simulator.report.offload import host_lines
@@ -21,16 +21,16 @@ LASTING = ("weights", "gradients", "optimizer", "buffers")
 
 def memory_text(result: Result, s: Scenario) -> str:
     """Return what the memory of every stage's fullest rank is made of when it holds most."""
-    every, peaks = static_memory(s), []
+    every, more, peaks = rank_memory(s), more_buffer_bytes(s), []
     rows: list[list[str]] = []
-    for stages, ranks in zip(result.stages, result.tiled.tile_ranks, strict=True):
-        held = [every[stage] for stage in stages]
+    for held, stages, ranks in zip(every, result.stages, result.tiled.tile_ranks, strict=True):
         rank = int(ranks[np.argmax(result.peak_memory_bytes[ranks])])
         peak = result.memory.at_peak(rank)
         peaks.append(f"  {stages_head(result)} {stages_text(stages)}: {_alive(result, peak)}")
-        sizes = [sum(float(getattr(one, part)) for one in held) for part in LASTING]
+        sizes = [float(getattr(held, part)) for part in LASTING]
+        sizes[LASTING.index("buffers")] += float(more[rank])
         sizes += [*peak.memory, *(float(most[rank]) for most in _totals(result))]
-        parameters = f"{sum(one.params for one in held):,}"
+        parameters = f"{held.params:,}"
         rows.append([stages_text(stages), parameters, *map(format_bytes, sizes)])
     passing = peak.memory._fields
     head = [
@@ -82,10 +82,12 @@ def _alive(result: Result, peak: Peak) -> str:
 
 
 def _fits(result: Result, s: Scenario) -> str:
-    device = s.cluster.node.device
     verdict = "fits" if result.summary.fits_device else "DOES NOT FIT"
-    return (
-        f"device: reserved, context {format_bytes(device.context)}, "
-        f"NCCL {format_bytes(nccl_bytes(s))}\n"
-        f"{format_bytes(device.memory)} on each {device.name}: {verdict}"
-    )
+    kinds = s.cluster.kinds
+    lines = [
+        f"device{f' {node.device.name}' * (len(kinds) > 1)}: reserved, context "
+        f"{format_bytes(node.device.context)}, NCCL {format_bytes(nccl_bytes(s, kind))}"
+        for kind, node in enumerate(kinds)
+    ]
+    each = ", ".join(f"{format_bytes(n.device.memory)} on each {n.device.name}" for n in kinds)
+    return "\n".join([*lines, f"{each}: {verdict}"])

@@ -11,7 +11,7 @@ from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.hardware.host import host_share
 from simulator.hardware.placement import devices
-from simulator.lower.memory import static_memory
+from simulator.lower.memory import rank_memory
 from simulator.lower.segments import FETCH, OFFLOAD
 from simulator.program import NONE
 from simulator.units import format_bytes
@@ -30,10 +30,10 @@ def host_memory(result: Result, s: Scenario) -> tuple[float, float]:
 
     That is the sum over its ranks of what each has there when it has most.
     """
-    p, every = result.tiled, static_memory(s)
+    p, every = result.tiled, rank_memory(s)
     held = np.zeros((2, p.num_ranks))
-    for at, (stages, ranks) in enumerate(zip(result.stages, p.tile_ranks, strict=True)):
-        held[0, ranks] = sum(every[stage].host for stage in stages)
+    for at, (own, ranks) in enumerate(zip(every, p.tile_ranks, strict=True)):
+        held[0, ranks] = own.host
         held[1, ranks] = _activations(result, at)
     node = devices(s.plan, s.cluster) // s.cluster.ranks_per_node
     optimizer, activations = (np.bincount(node, weights=part) for part in held)

@@ -337,7 +337,12 @@ def sample(ranks: Int64) -> Int64:
 
 def stages_of(result: Result, rank: int) -> list[int]:
     """Return the stages that a rank computes."""
-    return result.stages[int(np.nonzero(result.tiled.tile_ranks == rank)[0][0])]
+    return result.stages[place_of(result, rank)]
+
+
+def place_of(result: Result, rank: int) -> int:
+    """Return where a rank stands in its pipeline."""
+    return int(np.nonzero(result.tiled.tile_ranks == rank)[0][0])
 
 
 def rank_label(result: Result, rank: int) -> str:

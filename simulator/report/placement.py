@@ -26,10 +26,12 @@ def placement_text(s: Scenario) -> str:
     shown = by_device[:MAX_NODES, :MAX_DEVICES]
     axes = [axis for axis in AXES if axis != "cp" or s.plan.cp > 1]
     rows = [["node", *(f"gpu {i}" for i in range(shown.shape[1]))]]
+    kinds = s.cluster.kinds if s.cluster.is_mixed else ()
+    named = [f" {kinds[kind].name}" if kinds else "" for kind in s.cluster.kind_of_node]
     for node, ranks in enumerate(shown.tolist()):
         at = [mesh.coordinates(rank) for rank in ranks]
         cells = [f"{r}:{_place(a, axes)}" for r, a in zip(ranks, at, strict=True)]
-        rows.append([str(node), *cells])
+        rows.append([f"{node}{named[node]}", *cells])
     left_out = [
         f"{total - listed} {what} more"
         for total, listed, what in zip(

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.describe.cluster import Device, Node
 from simulator.describe.network import Network
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.hardware.compute import BOUNDS, work_seconds
 from simulator.hardware.host import host_share
-from simulator.hardware.outside import nccl_bytes
+from simulator.hardware.outside import Float64, by_rank, capacity, nccl_bytes
 from simulator.hardware.placement import spans
+from simulator.lower.places import is_summed
 from simulator.lower.sharding import is_gathering
 from simulator.lower.trainable import model_flops_per_token, recomputed_flops_per_token
-from simulator.program import Program, Work
+from simulator.program import Int64, Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
 from simulator.report.offload import host_memory, offload_assumptions, offloads
 from simulator.report.samples import model_assumptions
+from simulator.report.schedule import schedule_assumptions
 from simulator.report.sharding import sharding_assumptions
 from simulator.report.training import training_assumptions
 from simulator.units import format_bytes, format_seconds
@@ -53,7 +57,7 @@ class Summary:
     """Of an image its patches and class token count, or one for the whole of it."""
     samples_per_s: float
     mfu: float
-    """Model FLOPs (`model_flops_per_token`) over step time x ranks x peak rate."""
+    """Model FLOPs (`model_flops_per_token`) over step time x the peak rates of all ranks."""
     hfu: float
     """As `mfu`, with the forward FLOPs that recomputation repeats."""
     bubble_fraction: float
@@ -62,7 +66,7 @@ class Summary:
     exposed_communication_s: dict[str, float]
     """Mean over ranks, by kind."""
     peak_memory_bytes: float
-    """Allocated on the fullest rank (torch.cuda.max_memory_allocated)."""
+    """Allocated on the fullest rank, with the least room (torch.cuda.max_memory_allocated)."""
     reserved_memory_bytes: float
     """Reserved by the allocator there (torch.cuda.max_memory_reserved)."""
     device_memory_bytes: float
@@ -100,22 +104,23 @@ def summarise(result: Result) -> Summary:
         raise ValueError("a bare schedule has no summary: it has no model and no cluster")
     b, peak = result.breakdown, result.peak_memory_bytes
     seconds = result.step_time_s
-    per_rank_peak = s.cluster.world_size * s.cluster.node.device.peak[s.precision.fastest]
+    summed_peak = s.cluster.peak(s.precision.fastest)
     flops = model_flops_per_token(s)
     again = recomputed_flops_per_token(s)
     tokens = s.tokens_per_step / seconds
     shares = _shares(result, s)
-    fullest = int(np.argmax(peak))
-    capacity = s.cluster.node.device.memory
+    room = capacity(s)
+    fullest = int(np.argmin(room - result.device_memory_bytes))
     needed = float(result.device_memory_bytes[fullest])
     node, devices = s.cluster.node, s.cluster.ranks_per_node
+    unknown = node.host is None or s.cluster.is_mixed
     return Summary(
         step_time_s=seconds,
         first_step_s=result.first_step_s,
         tokens_per_s=tokens,
         samples_per_s=s.run.global_batch_size / seconds,
-        mfu=flops * tokens / per_rank_peak,
-        hfu=(flops + again) * tokens / per_rank_peak,
+        mfu=flops * tokens / summed_peak,
+        hfu=(flops + again) * tokens / summed_peak,
         bubble_fraction=float(b.bubble_fraction.mean()),
         bubble_ratio=float(b.bubble.sum() / max(1, b.of("forward", "backward", "optimizer").sum())),
         exposed_communication_s={kind: shares[kind] * seconds for kind in COMMUNICATION},
@@ -123,11 +128,11 @@ def summarise(result: Result) -> Summary:
         reserved_memory_bytes=float(result.reserved_memory_bytes[fullest]),
         device_memory_bytes=needed,
         peak_memory_rank=fullest,
-        memory_capacity_bytes=capacity,
+        memory_capacity_bytes=float(room[fullest]),
         host_memory_bytes=sum(host_memory(result, s)) if offloads(s.plan) else 0.0,
-        host_capacity_bytes=0.0 if node.host is None else host_share(node, devices).memory,
+        host_capacity_bytes=0.0 if unknown else host_share(node, devices).memory,
         shares=shares,
-        bottleneck=_bottleneck(shares, needed, capacity),
+        bottleneck=_bottleneck(shares, needed, float(room[fullest])),
     )
 
 
@@ -141,16 +146,36 @@ def _shares(result: Result, s: Scenario) -> dict[str, float]:
 
 
 def _work_by_bound(program: Program, b: Breakdown, s: Scenario) -> list[float]:
-    """Return the ticks of work of all ranks by what bounds it, as `BOUNDS`."""
-    parts = np.zeros((len(program.costs), len(BOUNDS)))
+    """Return the ticks of work of all ranks by what bounds it, as `BOUNDS`.
+
+    Where tiles put a rank on nodes of several kinds, its work counts as the mean over them.
+    """
+    kinds = s.cluster.kinds
+    parts = np.zeros((len(program.costs), len(kinds), len(BOUNDS)))
     for number, cost in enumerate(program.costs):
         if isinstance(cost, Work):
-            seconds = work_seconds(cost, s.cluster.node, s.cluster.ranks_per_node)
-            parts[number] = [seconds[bound] for bound in BOUNDS]
-    parts /= np.maximum(parts.sum(axis=1, keepdims=True), 1e-30)
-    by_cost = np.bincount(program.cost, weights=b.busy, minlength=len(program.costs))
-    totals: list[float] = (by_cost @ parts).tolist()
-    return totals
+            for kind, node in enumerate(kinds):
+                seconds = work_seconds(cost, node, s.cluster.ranks_per_node)
+                parts[number, kind] = [seconds[bound] for bound in BOUNDS]
+    totals = np.zeros(len(BOUNDS))
+    for rows, weights in _shares_of_kinds(program, s):
+        busy = np.bincount(program.cost[rows], weights=b.busy[rows], minlength=len(program.costs))
+        mean = np.tensordot(parts, weights, (1, 0))
+        totals += busy @ (mean / np.maximum(mean.sum(axis=1, keepdims=True), 1e-30))
+    shares: list[float] = totals.tolist()
+    return shares
+
+
+def _shares_of_kinds(program: Program, s: Scenario) -> Iterator[tuple[Int64 | slice, Float64]]:
+    """Yield rows of a program that run on each kind of node on the same share of tiles, with it."""
+    if not s.cluster.is_mixed:
+        yield slice(None), np.ones(1)
+        return
+    each = np.eye(len(s.cluster.kinds)).tolist()
+    on = [by_rank(s, is_it)[program.tile_ranks].mean(axis=1) for is_it in each]
+    distinct, number = np.unique(np.stack(on, axis=1), axis=0, return_inverse=True)
+    for at, shares in enumerate(distinct):
+        yield np.flatnonzero((number.reshape(-1) == at)[program.rank]), shares
 
 
 def _bottleneck(shares: dict[str, float], peak: float, capacity: float) -> str:
@@ -188,6 +213,12 @@ P2P = {
 }
 """What is assumed of messages between stages that overlap computation, and that do not."""
 
+CUT = {
+    "parameters": "fewest parameters",
+    "time": "least time of forward and backward, found by running each block without contention",
+}
+"""What is least of the largest stage, by how a plan cuts stages."""
+
 TP_OVERLAP = {
     "none": "tensor-parallel collectives do not overlap computation",
     "grads": "tensor-parallel collectives of backward run beside the products that do not need "
@@ -222,13 +253,9 @@ def _pull(s: Scenario) -> str:
 
 def assumptions(s: Scenario) -> list[str]:
     """Return what was assumed that moves the answer and that the scenario does not say."""
-    device, plan = s.cluster.node.device, s.plan
+    plan = s.plan
     out = [
-        f"matrix products sustain {_sustained(s):.1%} of the "
-        f"{s.precision.fastest} peak{TILED[device.compute_units is not None]}, and memory-bound "
-        f"kernels {device.memory_efficiency:.1%} of the memory bandwidth, whatever their size",
-        f"each kernel starts {format_seconds(device.launch_overhead)} after the one before it"
-        + HOST[s.cluster.node.host_launch > 0].format(format_seconds(s.cluster.node.host_launch)),
+        *(line for node in s.cluster.kinds for line in _of_kernels(s, node)),
         *model_assumptions(s),
         *_memory_assumptions(s),
         *training_assumptions(s),
@@ -245,10 +272,16 @@ def assumptions(s: Scenario) -> list[str]:
                 "groups with more ranks on one node than on another take the time of groups with "
                 "the fewest on each; where flows share links, each of their ranks counts as a node"
             )
-        if s.cluster.node.layout != "switch":
+        out += [
+            "a collective alone uses all links of each device, whatever the layout "
+            f"({node.layout}) of the node"
+            for node in s.cluster.kinds
+            if node.layout != "switch"
+        ]
+        if s.cluster.is_mixed:
             out.append(
-                "a collective alone uses all links of each device, whatever the layout "
-                f"({s.cluster.node.layout}) of the node"
+                "what unlike nodes send each other takes as long as if all were of the kind that "
+                "takes longest"
             )
         if s.run.network == "alpha-beta" and s.cluster.network != Network():
             out.append(
@@ -257,16 +290,17 @@ def assumptions(s: Scenario) -> list[str]:
             )
     if plan.pp > 1:
         out.append(P2P[plan.p2p_overlap])
-    if plan.chunks > 1:
+    if plan.stage_cut != "uniform":
         out.append(
-            f"stage s of {plan.num_stages} lies on pipeline rank s mod {plan.pp}, and the last "
-            "rank sends to the first over the network"
+            f"stages of {', '.join(map(str, s.layers_per_stage))} layers: the cut whose largest "
+            f"stage has the {CUT[plan.stage_cut]}, embedding and head counted"
         )
+    out += schedule_assumptions(s)
     if plan.pp > 1 or plan.replicas > 1:
         out.append(_beside_communication(s.run.overlap_slowdown))
     if plan.tp > 1:
         out.append(TP_OVERLAP[plan.tp_overlap])
-    if plan.replicas > 1:
+    if is_summed(s):
         how = "all-reduced"
         if plan.num_servers:
             how = "pushed to parameter servers, and as many bytes of parameters pulled,"
@@ -284,6 +318,19 @@ def assumptions(s: Scenario) -> list[str]:
     return out
 
 
+def _of_kernels(s: Scenario, node: Node) -> list[str]:
+    """Return what is assumed of kernels on a kind of node, which is named where there are more."""
+    device = node.device
+    where = f"on {device.name}: " if s.cluster.is_mixed else ""
+    return [
+        f"{where}matrix products sustain {_sustained(s, device):.1%} of the "
+        f"{s.precision.fastest} peak{TILED[device.compute_units is not None]}, and memory-bound "
+        f"kernels {device.memory_efficiency:.1%} of the memory bandwidth, whatever their size",
+        f"{where}each kernel starts {format_seconds(device.launch_overhead)} after the one before "
+        f"it{HOST[node.host_launch > 0].format(format_seconds(node.host_launch))}",
+    ]
+
+
 def _when(plan: Plan) -> str:
     """Return when gradients are reduced."""
     if not plan.grad_overlap:
@@ -293,9 +340,8 @@ def _when(plan: Plan) -> str:
     return f"during the last backward{chunk}, in buckets of at least {sizes}"
 
 
-def _sustained(s: Scenario) -> float:
+def _sustained(s: Scenario, device: Device) -> float:
     """Return the share of the peak that the largest products of most layers reach."""
-    device = s.cluster.node.device
     share = device.matmul_efficiency_in.get(s.precision.fastest, device.matmul_efficiency)
     return share * device.sustained_clock
 
@@ -326,7 +372,7 @@ def _saved_operators(s: Scenario) -> list[str]:
 
 def _memory_assumptions(s: Scenario) -> list[str]:
     """Return what was assumed of memory that the plan does not say."""
-    reserve, device = s.run.allocator_reserve, s.cluster.node.device
+    reserve = s.run.allocator_reserve
     more = "no more than" if reserve == 1 else f"{reserve:.4g} times"
     products = {
         "torch": "linear layers hold nothing of their own",
@@ -339,9 +385,13 @@ def _memory_assumptions(s: Scenario) -> list[str]:
         f"cuBLAS workspaces; {products}; the loss works {place}, in fp32; the optimizer and "
         "the copies of collectives take none",
         f"torch's allocator reserves {more} what is allocated at the peak (run.allocator_reserve); "
-        "on the device the driver's "
-        f"context takes {format_bytes(device.context)} and NCCL "
-        f"{format_bytes(nccl_bytes(s))}: a buffer of each protocol for each channel and peer",
+        + " and ".join(
+            f"on {'the device' if not s.cluster.is_mixed else node.device.name} the driver's "
+            f"context takes {format_bytes(node.device.context)} and NCCL "
+            f"{format_bytes(nccl_bytes(s, kind))}"
+            for kind, node in enumerate(s.cluster.kinds)
+        )
+        + ": a buffer of each protocol for each channel and peer",
     ]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simulator.describe.cluster import Cluster
 from simulator.describe.scenario import Scenario
 from simulator.lower.trainable import parameters
 from simulator.program import ACTIONS, NONE
@@ -63,12 +65,6 @@ def result_text(result: Result) -> str:
 
 def _headline(s: Scenario) -> list[str]:
     plan, run, cluster = s.plan, s.run, s.cluster
-    used = (
-        ""
-        if cluster.ranks_per_node == cluster.node.num_devices
-        else (f", {cluster.ranks_per_node} of {cluster.node.num_devices} devices used")
-    )
-    plural = "s" if cluster.num_nodes > 1 else ""
     chunks = f" x {plan.chunks} chunks" if plan.chunks > 1 else ""
     inner = f"cp {plan.cp} x " if plan.cp > 1 else ""
     if plan.ep > 1 or plan.etp > 1:
@@ -79,8 +75,7 @@ def _headline(s: Scenario) -> list[str]:
     return [
         s.name,
         f"  model       {s.model.name}, {format_count(held.total)} parameters{trained}",
-        f"  cluster     {cluster.world_size} x {cluster.node.device.name} in {cluster.num_nodes} "
-        f"node{plural} {cluster.node.name}{used}",
+        f"  cluster     {cluster_name(cluster)}",
         f"  plan        dp {plan.dp} x {inner}tp {plan.tp} x pp {plan.pp}{chunks}, "
         f"{plan.schedule}, {s.num_microbatches} microbatches of {plan.microbatch_size}, "
         f"recompute {plan.recompute}"
@@ -90,6 +85,20 @@ def _headline(s: Scenario) -> list[str]:
         f"{run.precision}, {run.optimizer}{attention_name(s)}{training_name(run)}",
         "",
     ]  # fmt: skip
+
+
+def cluster_name(cluster: Cluster) -> str:
+    """Return how many devices there are in how many nodes, by kind."""
+    each, count = cluster.ranks_per_node, Counter(cluster.kind_of_node)
+    parts = []
+    for kind, node in enumerate(cluster.kinds):
+        used = "" if each == node.num_devices else f", {each} of {node.num_devices} devices used"
+        plural = "s" if count[kind] > 1 else ""
+        parts.append(
+            f"{count[kind] * each} x {node.device.name} in {count[kind]} "
+            f"node{plural} {node.name}{used}"
+        )
+    return "; ".join(parts)
 
 
 def _numbers(result: Result, s: Scenario, summary: Summary) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from simulator.describe.cluster import Cluster, Node
 from simulator.units import format_bytes, format_rate, format_seconds
 
@@ -10,12 +12,25 @@ MAX_IMPAIRED = 8
 
 
 def topology_text(cluster: Cluster) -> str:
-    """Return the hardware of a cluster."""
-    node, device = cluster.node, cluster.node.device
-    peaks = ", ".join(f"{k} {format_rate(v, 'FLOP')}" for k, v in device.peak.items())
+    """Return the hardware of a cluster, a kind of node after the other."""
+    used, count = cluster.ranks_per_node, Counter(cluster.kind_of_node)
+    kinds = [_node(node, count[kind], used) for kind, node in enumerate(cluster.kinds)]
+    sources = [s for node in cluster.kinds for s in (*node.device.sources, *node.sources)]
     return "\n".join([
-        f"{cluster.num_nodes} x {node.name}, {cluster.ranks_per_node} of {node.num_devices} "
-        f"devices used in each: {cluster.world_size} ranks",
+        *(line for lines in kinds for line in lines),
+        *_network(cluster),
+        "sources",
+        *dict.fromkeys(f"  {s.what}: {s.title}, {s.url}" for s in sources),
+    ])  # fmt: skip
+
+
+def _node(node: Node, count: int, used: int) -> list[str]:
+    """Return lines about one kind of node, of which so many devices are used in each."""
+    device = node.device
+    peaks = ", ".join(f"{k} {format_rate(v, 'FLOP')}" for k, v in device.peak.items())
+    return [
+        f"{count} x {node.name}, {used} of {node.num_devices} "
+        f"devices used in each: {count * used} ranks",
         f"device  {device.name}: {format_bytes(device.memory)} at "
         f"{format_rate(device.memory_bandwidth, 'B')}; {peaks}",
         f"link    {node.link.name}: {format_rate(node.link.bandwidth, 'B')} a device and "
@@ -24,10 +39,7 @@ def topology_text(cluster: Cluster) -> str:
         f"nic     {node.nic.count} x {node.nic.name}: {format_rate(node.nic.bandwidth, 'B')} each "
         f"and direction, {node.nic.efficiency:.0%} reached, {format_seconds(node.nic.latency)}",
         f"layout  {_layout(node)}",
-        *_network(cluster),
-        "sources",
-        *(f"  {s.what}: {s.title}, {s.url}" for s in (*device.sources, *node.sources)),
-    ])  # fmt: skip
+    ]
 
 
 def _layout(node: Node) -> str:

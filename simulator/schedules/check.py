@@ -4,93 +4,142 @@ from __future__ import annotations
 
 from simulator.errors import ScheduleError
 from simulator.program import ACTION_CODE, NONE
-from simulator.schedules.action import Action, Actions, grid
+from simulator.schedules.action import Action, Actions, cells, grid
+from simulator.schedules.passes import OTHER_SIDE, homes
+
+UPDATES = ("REDUCE_GRAD", "OPT")
+"""What concerns all microbatches of a stage, or ends one of an asynchronous schedule."""
 
 
 def check_actions(actions: Actions) -> None:
     """Check that every microbatch passes every stage once, forward before backward.
+
+    A stage may lie on several ranks; each microbatch passes it on one of them.
 
     Raises:
         ScheduleError: with the grid and the offending cell marked.
     """
     if not any(actions):
         raise ScheduleError("a schedule needs at least one action")
-    home: dict[int, int] = {}
+    home: dict[tuple[int, int], int] = {}
     seen: set[Action] = set()
     for rank, row in enumerate(actions):
+        updated: set[Action] = set()
         for position, action in enumerate(row):
-            complaint = _complaint(action, rank, home, seen)
+            complaint = (
+                _complaint(action, rank, home, seen, updated)
+                or _unpaired(row, position, rank)
+            )  # fmt: skip
             if complaint:
-                raise ScheduleError(f"{complaint}\n{grid(actions, (rank, position))}")
-            seen.add(action)
-            home[action.stage] = rank
-    _check_complete(actions, home, seen)
-    if any(a.kind in _OTHER_SIDE for a in seen):
-        _check_messages(actions, home, seen)
+                raise _error(complaint, actions, (rank, position))
+            if action.kind in UPDATES:
+                updated.add(action)
+            else:
+                seen.add(action.alone)
+                home[action.stage, action.microbatch] = rank
+    _check_complete(actions, seen)
+    _check_updates(actions)
+    if any(a.kind in OTHER_SIDE for a in seen):
+        _check_messages(actions, seen)
 
 
-_OTHER_SIDE = {"SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1),
-               "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1)}  # fmt: skip
-"""The other side of a message: its kind, and how many stages further it is done."""
+def _error(complaint: str, actions: Actions, place: tuple[int, int]) -> ScheduleError:
+    shown = grid(actions, marks={place: "<-- ERROR HERE"})
+    return ScheduleError(f"{complaint}\n{shown}", place)
 
 
-def _check_messages(actions: Actions, home: dict[int, int], seen: set[Action]) -> None:
+def _check_messages(actions: Actions, seen: set[Action]) -> None:
     """Check that messages have two sides, and come before what needs them, after what they send."""
-    last = max(home)
+    home = homes(actions)
     for rank, row in enumerate(actions):
-        before: set[tuple[str, int, int]] = set()
-        for position, action in enumerate(row):
-            stage, kind, m = action
-            complaint = None
-            if kind in _OTHER_SIDE:
-                other, offset = _OTHER_SIDE[kind]
-                if Action(stage + offset, other, m) not in seen:
-                    complaint = f"{action} on rank {rank} has no {stage + offset}{other}{m}"
-            if kind == "F" and stage > 0 and home[stage - 1] != rank:
-                complaint = _absent(action, rank, "RECV_F", before)
-            elif kind in ("B", "I") and stage < last and home[stage + 1] != rank:
-                complaint = _absent(action, rank, "RECV_B", before)
-            elif kind == "SEND_F" and ("F", stage, m) not in before:
-                complaint = f"{action} on rank {rank} comes before {stage}F{m}, which it sends"
-            elif kind == "SEND_B" and not {("B", stage, m), ("I", stage, m)} & before:
-                complaint = f"{action} on rank {rank} comes before {stage}B{m}, which it sends"
-            if complaint:
-                raise ScheduleError(f"{complaint}\n{grid(actions, (rank, position))}")
-            before.add((kind, stage, m))
+        before: set[Action] = set()
+        position = 0
+        for cell in cells(row):
+            for offset, action in enumerate(cell):
+                complaint = _message_complaint(action, rank, home, seen, before)
+                if complaint:
+                    raise _error(complaint, actions, (rank, position + offset))
+            before.update(a.alone for a in cell)
+            position += len(cell)
 
 
-def _absent(
-    action: Action, rank: int, receive: str, before: set[tuple[str, int, int]]
-) -> str | None:
-    stage, _, m = action
-    if (receive, stage, m) in before:
+def _message_complaint(
+    action: Action, rank: int, home: dict[tuple[int, int], int],
+    seen: set[Action], before: set[Action],
+) -> str | None:  # fmt: skip
+    stage, kind, m, _ = action
+    if kind in OTHER_SIDE:
+        other, offset = OTHER_SIDE[kind]
+        if Action(stage + offset, other, m) not in seen:
+            return f"{action} on rank {rank} has no {stage + offset}{other}{m}"
+    if kind == "F" and home.get((stage - 1, m), rank) != rank:
+        return _absent(action, rank, "RECV_F", before)
+    if kind in ("B", "I") and home.get((stage + 1, m), rank) != rank:
+        return _absent(action, rank, "RECV_B", before)
+    if kind == "SEND_F" and Action(stage, "F", m) not in before:
+        return f"{action} on rank {rank} comes before {stage}F{m}, which it sends"
+    if kind == "SEND_B" and not {Action(stage, "B", m), Action(stage, "I", m)} & before:
+        return f"{action} on rank {rank} comes before {stage}B{m}, which it sends"
+    return None
+
+
+def _absent(action: Action, rank: int, receive: str, before: set[Action]) -> str | None:
+    stage, m = action.stage, action.microbatch
+    if Action(stage, receive, m) in before:
         return None
     return f"{action} on rank {rank} has no {stage}{receive}{m} before it"
 
 
-def _complaint(action: Action, rank: int, home: dict[int, int], seen: set[Action]) -> str | None:
-    stage, kind, microbatch = action
+def _complaint(
+    action: Action, rank: int, home: dict[tuple[int, int], int],
+    seen: set[Action], updated: set[Action],
+) -> str | None:  # fmt: skip
+    stage, kind, microbatch, _ = action
+    where = f"{action} on rank {rank}"
     if kind not in ACTION_CODE:
         return f"{kind!r} is not an action kind, on rank {rank}"
     if stage < 0 or microbatch < NONE:
-        return f"{action} on rank {rank}: stages and microbatches count from 0"
-    if (microbatch == NONE) != (kind in ("REDUCE_GRAD", "OPT")):
-        return f"{action} on rank {rank} must {'not ' * (microbatch != NONE)}name a microbatch"
-    if kind not in ("REDUCE_GRAD", "OPT") and Action(stage, "OPT") in seen:
-        return f"{action} on rank {rank} comes after the optimizer step of its stage"
-    if action in seen:
-        return f"{action} on rank {rank} is done twice"
-    if home.get(stage, rank) != rank:
-        return f"stage {stage} is on rank {home[stage]} and on rank {rank}"
+        return f"{where}: stages and microbatches count from 0"
+    if microbatch == NONE and kind not in UPDATES:
+        return f"{where} must name a microbatch"
+    if kind not in UPDATES and Action(stage, "OPT") in updated:
+        return f"{where} comes after the optimizer step of its stage"
+    if action.alone in (updated if kind in UPDATES else seen):
+        return f"{where} is done twice"
+    elsewhere = home.get((stage, microbatch), rank)
+    if elsewhere != rank:
+        return (
+            f"microbatch {microbatch} passes stage {stage} on rank {elsewhere} and on rank {rank}"
+        )
     if kind in ("B", "I") and Action(stage, "F", microbatch) not in seen:
-        return f"{action} on rank {rank} comes before its forward {stage}F{microbatch}"
+        return f"{where} comes before its forward {stage}F{microbatch}"
     if kind == "W" and Action(stage, "I", microbatch) not in seen:
-        return f"{action} on rank {rank} comes before {stage}I{microbatch}"
+        return f"{where} comes before {stage}I{microbatch}"
+    if kind in UPDATES and microbatch != NONE:
+        done = {Action(stage, backward, microbatch) for backward in ("B", "W")}
+        if not done & seen:
+            return f"{where} comes before its backward {stage}B{microbatch}"
     return None
 
 
-def _check_complete(actions: Actions, home: dict[int, int], seen: set[Action]) -> None:
-    stages = max(home, default=-1) + 1
+def _unpaired(row: tuple[Action, ...], position: int, rank: int) -> str | None:
+    """Say why an action cannot run together with the one after it."""
+    action = row[position]
+    if not action.paired:
+        return None
+    where = f"{action} on rank {rank}"
+    if position + 1 == len(row):
+        return f"{where} is paired with nothing after it"
+    other = row[position + 1]
+    if action.kind != "F" or other.kind not in ("B", "I") or other.paired:
+        return f"{where} is paired with {other}; a pair is a forward and then a backward"
+    if action.microbatch == other.microbatch:
+        return f"{where} is paired with {other} of the same microbatch, which needs it"
+    return None
+
+
+def _check_complete(actions: Actions, seen: set[Action]) -> None:
+    stages = max((a.stage for a in seen), default=-1) + 1
     microbatches = max((a.microbatch for a in seen), default=-1) + 1
     if not microbatches:
         raise ScheduleError(f"a schedule needs at least one forward\n{grid(actions)}")
@@ -102,3 +151,24 @@ def _check_complete(actions: Actions, home: dict[int, int], seen: set[Action]) -
             if not forward or whole == split:
                 missing = f"{stage}F{m}" if not forward else f"{stage}B{m} (or both I and W)"
                 raise ScheduleError(f"{missing} is missing\n{grid(actions)}")
+
+
+def _check_updates(actions: Actions) -> None:
+    """Check that updates are on ranks that hold their stage, and either all or none by microbatch.
+
+    An update that names a microbatch belongs to an asynchronous schedule.
+    """
+    every = {a for row in actions for a in row if a.kind == "OPT"}
+    mixed = len({a.microbatch == NONE for a in every}) > 1
+    for rank, row in enumerate(actions):
+        held = {a.stage for a in row if a.kind not in UPDATES}
+        for position, action in enumerate(row):
+            if action.kind not in UPDATES:
+                continue
+            complaint = None
+            if action.stage not in held:
+                complaint = f"{action} on rank {rank}, which does nothing else of its stage"
+            elif mixed and action.kind == "OPT" and action.microbatch != NONE:
+                complaint = f"{action} on rank {rank} names a microbatch, and other steps do not"
+            if complaint:
+                raise _error(complaint, actions, (rank, position))

@@ -2,55 +2,111 @@
 
 from __future__ import annotations
 
-from simulator.schedules.action import Action, Actions
+from simulator.program import NONE
+from simulator.schedules.action import Action, Actions, cells
+
+
+def stages_of_ranks(actions: Actions) -> tuple[tuple[int, ...], ...]:
+    """Return the stages that each rank holds, in ascending order; one may lie on several ranks."""
+    return tuple(tuple(sorted({a.stage for a in row})) for row in actions)
+
+
+def homes(actions: Actions) -> dict[tuple[int, int], int]:
+    """Return the rank on which each (stage, microbatch) is computed.
+
+    In bidirectional schedules a stage lies on two ranks, on each for its own microbatches.
+    """
+    passes = ("F", "B", "I", "W")
+    return {
+        (a.stage, a.microbatch): rank
+        for rank, row in enumerate(actions)
+        for a in row
+        if a.kind in passes
+    }
 
 
 def add_send_recv(actions: Actions) -> Actions:
     """Return action lists with a send after each producer and a receive before each consumer.
 
-    Stages on the same rank hand over without a message.
+    Stages on the same rank hand over without a message. Both receives of a pair come before it, and
+    both sends after it. Lists that hold messages already stay as they are.
     """
-    home = {action.stage: rank for rank, row in enumerate(actions) for action in row}
-    last = max(home, default=0)
+    if _holds(actions, *OTHER_SIDE):
+        return actions
+    home = homes(actions)
+    return tuple(
+        tuple(
+            action
+            for cell in cells(row)
+            for part in (
+                (a for action in cell for a in _messages(action, rank, home, "RECV")),
+                cell,
+                (a for action in cell for a in _messages(action, rank, home, "SEND")),
+            )
+            for action in part
+        )
+        for rank, row in enumerate(actions)
+    )
+
+
+def _holds(actions: Actions, *kinds: str) -> bool:
+    return any(a.kind in kinds for row in actions for a in row)
+
+
+OTHER_SIDE = {"SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1),
+              "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1)}  # fmt: skip
+"""The other side of a message: its kind, and how many stages further it is done."""
+
+_PEERS = {
+    ("RECV", "F"): ("RECV_F", -1),
+    ("RECV", "B"): ("RECV_B", 1), ("RECV", "I"): ("RECV_B", 1),
+    ("SEND", "F"): ("SEND_F", 1),
+    ("SEND", "B"): ("SEND_B", -1), ("SEND", "I"): ("SEND_B", -1),
+}  # fmt: skip
+"""By direction and computation: its message, and how many stages further the other side is."""
+
+
+def _messages(
+    action: Action, rank: int, home: dict[tuple[int, int], int], direction: str
+) -> tuple[Action, ...]:
+    kind, offset = _PEERS.get((direction, action.kind), ("", 0))
+    peer = home.get((action.stage + offset, action.microbatch), rank)
+    return (Action(action.stage, kind, action.microbatch),) if kind and peer != rank else ()
+
+
+def add_reduce_grad(actions: Actions) -> Actions:
+    """Return action lists with a REDUCE_GRAD after the last backward of each stage of a rank.
+
+    Where an optimizer step follows each backward, so does a REDUCE_GRAD of its microbatch. Lists
+    that hold any already stay as they are.
+    """
+    if _holds(actions, "REDUCE_GRAD"):
+        return actions
     rows = []
-    for rank, row in enumerate(actions):
+    for row in actions:
+        every = {a for a in row if a.kind == "OPT" and a.microbatch != NONE}
+        last = {a.stage: i for i, a in enumerate(row) if a.kind in ("B", "W")}
         out: list[Action] = []
-        for action in row:
-            stage, kind, m = action
-            if kind == "F" and stage > 0 and home[stage - 1] != rank:
-                out.append(Action(stage, "RECV_F", m))
-            if kind in ("B", "I") and stage < last and home[stage + 1] != rank:
-                out.append(Action(stage, "RECV_B", m))
+        for i, action in enumerate(row):
             out.append(action)
-            if kind == "F" and stage < last and home[stage + 1] != rank:
-                out.append(Action(stage, "SEND_F", m))
-            if kind in ("B", "I") and stage > 0 and home[stage - 1] != rank:
-                out.append(Action(stage, "SEND_B", m))
+            if action.kind not in ("B", "W"):
+                continue
+            if action._replace(kind="OPT") in every:
+                out.append(action._replace(kind="REDUCE_GRAD"))
+            elif last[action.stage] == i and not every:
+                out.append(Action(action.stage, "REDUCE_GRAD"))
         rows.append(tuple(out))
     return tuple(rows)
 
 
-def add_reduce_grad(actions: Actions) -> Actions:
-    """Return action lists with a REDUCE_GRAD after the last backward of each stage."""
-    return _after_last_backward(actions, "REDUCE_GRAD")
-
-
 def add_optimizer(actions: Actions) -> Actions:
-    """Return action lists with the optimizer steps of a rank's stages at its end."""
+    """Return action lists with the optimizer steps of a rank's stages at its end.
+
+    Lists that hold optimizer steps already stay as they are.
+    """
+    if _holds(actions, "OPT"):
+        return actions
     return tuple(
         (*row, *(Action(stage, "OPT") for stage in sorted({a.stage for a in row})))
         for row in actions
     )
-
-
-def _after_last_backward(actions: Actions, kind: str) -> Actions:
-    rows = []
-    for row in actions:
-        last = {a.stage: i for i, a in enumerate(row) if a.kind in ("B", "W")}
-        at = {i: stage for stage, i in last.items()}
-        rows.append(tuple(
-            out
-            for i, action in enumerate(row)
-            for out in ((action, Action(at[i], kind)) if i in at else (action,))
-        ))  # fmt: skip
-    return tuple(rows)

@@ -1,43 +1,18 @@
-"""The table of schedules by name, and the sizes that each one takes."""
+"""Schedules by name, and the sizes that each one takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import lru_cache
-from itertools import count
 
 from simulator.budget import require
 from simulator.errors import DescriptionError, suggestion
 from simulator.schedules.action import Actions
-from simulator.schedules.basic import gpipe, interleaved_1f1b, naive, one_f_one_b, rounds_of
 from simulator.schedules.check import check_actions
-
-PLAIN: dict[str, Callable[[int, int], Actions]] = {
-    "naive": naive,
-    "GPipe": gpipe,
-    "1F1B": one_f_one_b,
-}
-"""Schedules of one stage a rank, by name: functions of (stages, microbatches)."""
-
-CHUNKED: dict[str, Callable[[int, int, int], Actions]] = {"Interleaved1F1B": interleaved_1f1b}
-"""Schedules of several stages a rank, by name: functions of (ranks, microbatches, chunks)."""
-
-SCHEDULES: Mapping[str, Callable[..., Actions]] = PLAIN | CHUNKED
-"""All schedules, as torch.distributed.pipelining names them; add a function to add one."""
-
-
-def _filled(ranks: int, microbatches: int, chunks: int) -> float:
-    """Return the bubble fraction of a pipeline that waits only for its first microbatch.
-
-    (p-1)/(v m + p-1) for m >= p; with fewer, a chunk waits for the first microbatch to come round.
-    """
-    work = chunks * microbatches
-    return 1 - work / (chunks * max(microbatches, ranks) + min(microbatches, ranks) - 1)
-
-
-BUBBLE_FRACTION = dict.fromkeys(("GPipe", "1F1B", "Interleaved1F1B"), _filled)
-"""Bubble fraction for equal stages and free messages, of schedules where it falls with m,
-from (ranks, microbatches, chunks)."""
+from simulator.schedules.deadlock import check_progress
+from simulator.schedules.rows import SCHEDULES
+from simulator.schedules.schedule import Schedule
+from simulator.schedules.times import Target
+from simulator.schedules.user import check_size, file_schedule, is_file
 
 
 def schedule_name(name: str) -> str:
@@ -46,49 +21,108 @@ def schedule_name(name: str) -> str:
     Raises:
         DescriptionError: when there is none.
     """
+    if name in SCHEDULES:
+        return name
     by_lower = {known.lower(): known for known in SCHEDULES}
     if name.lower() not in by_lower:
         raise DescriptionError(
-            f"schedule {name!r} is not one of {', '.join(SCHEDULES)}{suggestion(name, SCHEDULES)}"
+            f"schedule {name!r} is not one of {', '.join(SCHEDULES)}{suggestion(name, SCHEDULES)}; "
+            "a file of lists ends in .csv"
         )
     return by_lower[name.lower()]
 
 
-def size_complaint(name: str, ranks: int, microbatches: int, chunks: int) -> str | None:
+def schedule_of(name: str) -> Schedule:
+    """Return what is known of a schedule, by a name in any case or the path of a CSV file.
+
+    Raises:
+        DescriptionError: when there is none, or what is wrong with the file.
+        DeadlockError: when the lists of the file wait for each other.
+    """
+    return file_schedule(name) if is_file(name) else SCHEDULES[schedule_name(name)]
+
+
+def copies_of(name: str) -> int:
+    """Return how many ranks hold each stage of a schedule; 1 where there is no such schedule."""
+    try:
+        return schedule_of(name).copies
+    except DescriptionError:
+        return 1
+
+
+def size_complaint(
+    name: str, ranks: int, microbatches: int, chunks: int, group: int | None = None
+) -> str | None:
     """Return why a registered schedule cannot be made in a size, or None where it can."""
-    if name not in CHUNKED:
-        takers = ", ".join(CHUNKED)
-        return f"{name} takes one chunk a rank, not {chunks}; use {takers}" if chunks > 1 else None
-    if chunks < 2:
-        return f"{name} needs at least 2 chunks a rank, not {chunks}; with one chunk use 1F1B"
-    rounds = rounds_of(ranks, microbatches)
-    if microbatches % rounds == 0:
+    schedule = schedule_of(name)
+    least, most = schedule.chunks
+    if chunks < least or (most is not None and chunks > most):
+        return f"{name} {_wanted(least, most, chunks)}"
+    if group is not None and "group" not in schedule.takes:
+        takers = ", ".join(known for known, s in SCHEDULES.items() if "group" in s.takes)
+        return f"{name} has no rounds of {group} microbatches; microbatch_group is for {takers}"
+    if schedule.complaint is None:
         return None
-    below, above = (
-        next(m for m in count(microbatches, step) if m % rounds_of(ranks, m) == 0)
-        for step in (-1, 1)
-    )
-    return (
-        f"{name} takes {microbatches} microbatches through {ranks} ranks in {microbatches} // "
-        f"{ranks} = {rounds} rounds, which do not divide them; {below} or {above} would do"
-    )
+    complaint = schedule.complaint(ranks, microbatches, chunks, group)
+    return f"{name} {complaint}" if complaint else None
 
 
-@lru_cache(maxsize=64)
-def actions_of(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Actions:
+def _wanted(least: int, most: int | None, chunks: int) -> str:
+    if most == 1:
+        takers = ", ".join(name for name, s in SCHEDULES.items() if s.chunks[1] is None)
+        return f"takes one chunk a rank, not {chunks}; use {takers}"
+    if most is None:
+        return f"needs at least {least} chunks a rank, not {chunks}; with one chunk use 1F1B"
+    return f"takes {least} chunks a rank, not {chunks}"
+
+
+def actions_of(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    chunks: int | None = None,
+    *,
+    group: int | None = None,
+    target: Target | None = None,
+) -> Actions:
     """Return the checked action lists of a registered schedule, without communication.
+
+    Args:
+        name: of the schedule, whatever its case.
+        ranks: of the pipeline.
+        microbatches: of one step.
+        chunks: stages of each rank; the fewest that the schedule takes when absent.
+        group: microbatches of a round, of schedules that go in rounds.
+        target: times and memory, of schedules that are made to measure; `Target()` when absent.
 
     Raises:
         DescriptionError: when there is no such schedule, not of this size, or it is too large for
             this machine.
     """
     name = schedule_name(name)
-    complaint = size_complaint(name, ranks, microbatches, chunks)
+    schedule = schedule_of(name)
+    chunks = schedule.chunks[0] if chunks is None else chunks
+    complaint = size_complaint(name, ranks, microbatches, chunks, group)
     if complaint:
         raise DescriptionError(complaint)
+    target = target if "target" in schedule.takes else None
+    return lists_of(schedule, ranks, microbatches, chunks, group, target)
+
+
+@lru_cache(maxsize=64)
+def lists_of(
+    schedule: Schedule, ranks: int, microbatches: int, chunks: int,
+    group: int | None = None, target: Target | None = None,
+) -> Actions:  # fmt: skip
+    """Return the checked action lists of a schedule in a size that it takes."""
     what = f"a schedule of {microbatches:,} microbatches on {ranks * chunks} stages"
     require(1500.0 * ranks * chunks * microbatches, what, "take fewer, larger microbatches")
-    size = (ranks, microbatches, chunks) if name in CHUNKED else (ranks, microbatches)
-    actions = SCHEDULES[name](*size)
+    varies = schedule.chunks[0] != schedule.chunks[1]
+    size = (ranks, microbatches, chunks) if varies else (ranks, microbatches)
+    options = {"group": group, "target": target or Target()}
+    actions = schedule.make(*size, **{key: options[key] for key in schedule.takes})
     check_actions(actions)
+    if schedule.foreign:
+        check_size(actions, ranks, microbatches, ranks * chunks // schedule.copies)
+        check_progress(actions)
     return actions

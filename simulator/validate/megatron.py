@@ -7,7 +7,7 @@ from functools import partial
 from simulator.api import simulate
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
-from simulator.lower.memory import static_memory
+from simulator.lower.memory import rank_memory
 from simulator.program import ACTION_CODE
 from simulator.validate.published import Case, Row
 from simulator.validate.scenarios import (
@@ -111,7 +111,7 @@ def _korthikanti(row: Row, changed: dict[str, int] | None = None) -> Scenario:
 
 
 def _states_gib(s: Scenario) -> float:
-    return sum(stage.states for stage in static_memory(s)[:: s.plan.pp]) / GIB
+    return rank_memory(s)[0].states / GIB
 
 
 def _activations_gib(s: Scenario) -> float:

@@ -1,0 +1,71 @@
+"""What schedules cannot be combined with that split a backward, pair passes or copy stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simulator.describe.model import Model
+from simulator.describe.plan import Plan
+from simulator.describe.resnet import ResNet
+from simulator.describe.run import Run
+from simulator.describe.target import target_of
+from simulator.schedules.layout import Layout, layout_of
+from simulator.schedules.table import schedule_of
+
+
+def schedule_contradictions(
+    model: Model | ResNet, plan: Plan, run: Run, microbatches: int
+) -> Iterator[str]:
+    """Say what a schedule, of a size that it takes, does not go together with."""
+    if plan.post_validation and (plan.pp == 1 or not (run.clip_grad or run.scales_loss)):
+        yield (
+            "plan.post_validation: true has no effect without a pipeline that waits for a norm or "
+            "an overflow; set run.clip_grad = true, or leave it out"
+        )
+    found = layout_of(
+        schedule_of(plan.schedule), plan.pp, microbatches, plan.chunks, plan.microbatch_group,
+        target_of(plan, run),
+    )  # fmt: skip
+    if found.updates:
+        yield (
+            f"plan.schedule {plan.schedule} updates weights after every microbatch, which is not "
+            "modelled with devices and models; `trainsim show schedule` draws it"
+        )
+    if plan.recompute_again and (plan.recompute != "full" or not found.splits):
+        yield (
+            "plan.recompute_again: true is for plan.recompute 'full' and a schedule that splits "
+            f"backward, not {plan.recompute!r} and {plan.schedule}; leave it out"
+        )
+    traits = _traits(found)
+    if traits and plan.zero > 1 and plan.shards > 1:
+        yield (
+            f"plan.zero {plan.zero} with plan.schedule {plan.schedule}, which {traits}: when "
+            "weights are gathered and gradients sharded is not modelled; set plan.zero = 1 or 0"
+        )
+    if traits and plan.offload_activations:
+        yield (
+            f"plan.offload_activations with plan.schedule {plan.schedule}, which {traits}: when "
+            "activations come back is not modelled; leave it out"
+        )
+    if found.copies > 1 and plan.num_servers:
+        yield (
+            f"plan.gradient_exchange 'parameter_server' with plan.schedule {plan.schedule}, which "
+            "has every stage on two ranks: servers of both are not modelled; leave it out"
+        )
+    ends = found.ranks_of[0] == found.ranks_of[max(found.ranks_of)]
+    if plan.zero == 3 and plan.shards > 1 and plan.pp > 1 and ends and model.tie_word_embeddings:
+        yield (
+            f"plan.zero 3 with plan.schedule {plan.schedule}, whose first and last stage share a "
+            f"rank: how long {model.name}'s tied embedding stays gathered is not modelled; set "
+            "plan.zero = 1, or model.tie_word_embeddings = false"
+        )
+
+
+def _traits(found: Layout) -> str:
+    """Return what is unusual about a schedule, in words."""
+    words = (
+        (found.splits, "splits backward"),
+        (found.pairs, "runs forwards and backwards together"),
+        (found.copies > 1, "has every stage on two ranks"),
+    )
+    return " and ".join(text for given, text in words if given)

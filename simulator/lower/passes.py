@@ -1,0 +1,118 @@
+"""Passes through a block: forward, backward, and backward's halves where a schedule splits it.
+
+Where backward recomputes, so does the half that comes first, and what it has computed again stays
+until the other half has used it; with `plan.recompute_again` only what a layer keeps anyhow stays,
+and both halves compute the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from simulator.describe.scenario import Scenario
+from simulator.lower.layers import Block
+from simulator.lower.operators import Operator
+from simulator.lower.places import layout
+from simulator.lower.segments import (
+    BACKWARD,
+    COMPUTE,
+    FORWARD,
+    INPUT_GRAD,
+    RECOMPUTE,
+    WEIGHT_GRAD,
+    Holding,
+    Pass,
+    Segment,
+    moving,
+    recomputing,
+    segments,
+)
+from simulator.program import Memory
+
+
+class Passes(NamedTuple):
+    """Segments of the passes through a block or a stage; halves are empty where none is split."""
+
+    forward: list[Segment]
+    backward: list[Segment]
+    input_grad: list[Segment]
+    weight_grad: list[Segment]
+
+
+def block_passes(s: Scenario, block: Block, shared: bool, recompute: str) -> Passes:
+    """Return the passes of a block.
+
+    Args:
+        s: the scenario.
+        block: its operators.
+        shared: whether the head's weight is the embedding's, and its gradient complete with that.
+        recompute: what of it backward computes again, as `plan.recompute`.
+    """
+    detail, size, splits = s.run.detail, s.precision.gradient, layout(s).splits
+
+    def gradient(_index: int, o: Operator) -> float:
+        return 0.0 if shared and o.name == "head" else float(o.trained * size)
+
+    def everything(_index: int, o: Operator) -> float:
+        return o.kept_bytes
+
+    def first(index: int, o: Operator) -> float:
+        if recompute == "full":  # the first operator keeps the layer's input
+            return o.kept_bytes if index == 0 else 0.0
+        return o.kept_bytes if o.core_input_bytes is None else o.core_input_bytes
+
+    def rest(index: int, o: Operator) -> float:
+        return o.kept_bytes - first(index, o)
+
+    def run(part: Block, which: Pass, kept: Callable[[int, Operator], float]) -> list[Segment]:
+        return segments(part, which, detail, Holding(kept, gradient))
+
+    def both(backward: Callable[[Pass], list[Segment]], forward: list[Segment]) -> Passes:
+        if not splits:
+            return Passes(forward, backward(BACKWARD), [], [])
+        weights = run(block, WEIGHT_GRAD, everything)
+        return Passes(forward, backward(BACKWARD), backward(INPUT_GRAD), weights)
+
+    if recompute == "none":
+        return both(lambda half: run(block, half, everything), run(block, FORWARD, everything))
+    if recompute == "selective-op":
+        forward, once_more = recomputing(block, detail, Holding(everything, gradient))
+        return both(lambda half: once_more + run(block, half, everything), forward)
+    forward = run(block, FORWARD, first)
+    if recompute == "full":
+        again = run(block, RECOMPUTE, rest)
+        passes = both(lambda half: again + run(block, half, everything), forward)
+        return _twice(passes, block, run) if splits and s.plan.recompute_again else passes
+    before, core, after = block.around(lambda o: o.core_input_bytes is not None)
+    once_more = run(core, RECOMPUTE, rest)
+    return both(
+        lambda half: (
+            run(after, half, everything) + once_more + run(core, half, everything)
+            + run(before, half, everything)
+        ),
+        forward,
+    )  # fmt: skip
+
+
+def _twice(
+    passes: Passes, block: Block,
+    run: Callable[[Block, Pass, Callable[[int, Operator], float]], list[Segment]],
+) -> Passes:  # fmt: skip
+    """Return passes both of whose halves compute a layer again from its input."""
+
+    def regained(index: int, o: Operator) -> float:
+        return o.kept_bytes if index else 0.0
+
+    def needed(index: int, o: Operator) -> float:
+        return regained(index, o) - o.input_kept_bytes if o.weight_grad else 0.0
+
+    inputs = INPUT_GRAD._replace(frees=lambda _, kept: kept)
+    weights = WEIGHT_GRAD._replace(frees=lambda o, kept: kept + o.output_grad_bytes)
+    last = run(block, weights, needed)
+    at = max(i for i, x in enumerate(last) if x.stream == COMPUTE)
+    last[at] = moving(last[at], free=Memory(block.operators[0].kept_bytes))
+    return passes._replace(
+        input_grad=run(block, RECOMPUTE, regained) + run(block, inputs, regained),
+        weight_grad=run(block, RECOMPUTE, needed) + last,
+    )
