@@ -164,6 +164,12 @@ def test_a_device_of_unknown_power_is_refused():
             "cluster.node": "mi300x-8", "cost": COST, "run.precision": "bf16"})))  # fmt: skip
 
 
+def test_the_energy_of_unlike_devices_is_refused():
+    s = sim.load("llama-3-8b-a100-h100", {"cost": COST})
+    with pytest.raises(DescriptionError, match="nodes of several kinds is not modelled"):
+        device_power(s, s.cost, (1, 0, 0))
+
+
 @pytest.mark.parametrize(("older", "newer"), [("dgx-1-v100", "dgx-a100"), ("dgx-a100", "dgx-h100"),
                                               ("dgx-h100", "dgx-b200")])  # fmt: skip
 def test_each_generation_takes_less_energy_for_the_same_job(older, newer):

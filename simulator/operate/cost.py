@@ -61,8 +61,10 @@ def device_power(s: Scenario, cost: Cost, mix: tuple[float, float, float]) -> fl
     """Return the watts that one device draws on average in a mix of work, messages and idling.
 
     Raises:
-        DescriptionError: when its file does not say.
+        DescriptionError: when its file does not say, or devices are of several kinds.
     """
+    if s.cluster.is_mixed:
+        raise DescriptionError("cost: the energy of nodes of several kinds is not modelled")
     device = s.cluster.node.device
     for name in ("tdp", "idle_power"):
         if getattr(device, name) is None:

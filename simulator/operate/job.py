@@ -131,12 +131,13 @@ def saving(s: Scenario, ops: Operations) -> Saving:
 
 def _snapshot(s: Scenario, ops: Operations, size: float) -> float:
     """Return the seconds in which each device copies its even share of the state to its host."""
-    c, host = ops.checkpoint, s.cluster.node.host
+    c, hosts = ops.checkpoint, [node.host for node in s.cluster.kinds]
     if c.snapshot_time is not None:
         return c.snapshot_time
     bandwidth = c.snapshot_bandwidth
-    if bandwidth is None and host is not None:
-        bandwidth = host.bandwidth * host.efficiency / host.devices_per_link
+    known = [h.bandwidth * h.efficiency / h.devices_per_link for h in hosts if h is not None]
+    if bandwidth is None and len(known) == len(hosts):
+        bandwidth = min(known)  # all wait for the slowest
     if bandwidth is None:
         raise DescriptionError(
             "operations.checkpoint.asynchronous: the node does not say what its host offers; state "

@@ -40,7 +40,8 @@ def _headline(o: Operated) -> list[str]:
     spare = f" and {ops.spare_nodes:,} spare" * (ops.spare_nodes > 0)
     return [
         s.name,
-        f"  cluster     {cluster.world_size:,} x {cluster.node.device.name} in "
+        f"  cluster     {cluster.world_size:,} x "
+        f"{' and '.join(dict.fromkeys(node.device.name for node in cluster.kinds))} in "
         f"{cluster.num_nodes:,}{spare} node{'s' * (cluster.num_nodes + ops.spare_nodes > 1)}",
         f"  run         {ops.days:g} days, {len(o.seeds):,} sample{'s' * (len(o.seeds) > 1)} "
         f"(seeds {o.seeds[0]} to {o.seeds[-1]})",
