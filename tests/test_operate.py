@@ -404,6 +404,15 @@ def test_things_that_fail_young_want_fewer_checkpoints_than_the_mean_says():
     assert best.best < 0.95 * best.young
 
 
+def test_waiting_is_as_likely_as_more_nodes_in_repair_than_spares():
+    # 321 failures that take a node in 54 days, each for a day: 5.94 in repair on average, Poisson
+    # (M/D/infinity). More than 4: 1 - e^-5.94 (1 + 5.94 + 17.6 + 34.9 + 51.9) = 70.7 %; the first
+    # day is spared half of it
+    changes = {"operations.step_time": "7.07 s", "operations.spare_nodes": 4}
+    o = operate(sim.load("llama-3-405b-operations", changes), seeds=100)
+    assert o.by_category()["waiting for repair"].mean() == pytest.approx(0.70, abs=0.02)
+
+
 # --- the comparison with Llama 3 ----------------------------------------------------------------
 
 

@@ -50,8 +50,8 @@ def _headline(o: Operated) -> list[str]:
         f"  failures    {_between(mtbf(ops, cluster.world_size, cluster.num_nodes))}",
         f"  checkpoint  {_checkpoint(o)}",
         "",
-        f"  goodput     {g.mean:.2%}{_error(100 * g.error, ' points')} effective training time; "
-        f"5 to 95 % of samples {g.low:.2%} to {g.high:.2%}",
+        f"  goodput     {g.mean:.2%}{_error(100 * g.error, ' points')} effective training time"
+        + f"; 5 to 95 % of samples {g.low:.2%} to {g.high:.2%}" * (len(o.seeds) > 1),
         f"  stopped     {Spread.of(o.interruptions).mean:,.1f} times",
         f"  kept        {steps.mean:,.0f} steps, {format_count(float(o.tokens.mean()))} "
         f"{'images' if s.model.reads_images else 'tokens'}",
