@@ -277,7 +277,7 @@ def test_max_pool_keeps_where_its_maxima_were() -> None:
 def test_blocks_that_are_alike_are_one_object() -> None:
     found = parts(trained())
     assert len(found.layers) == 16
-    assert [len(run) for _, run in found.runs(16)] == [1, 2, 1, 3, 1, 5, 1, 2]
+    assert [len(run) for _, run in found.runs(range(16))] == [1, 2, 1, 3, 1, 5, 1, 2]
 
 
 # 25 557 032 gradients of 4 bytes leave each of 8 ranks once.

@@ -171,7 +171,9 @@ def test_computing_again_twice_takes_time_and_spares_memory(
         ),
         ({**H1, "post_validation": True}, {}, "post_validation: true has no effect"),
         ({"post_validation": True}, {"clip_grad": True}, "post_validation: true has no effect"),
-        ({"pp": 2, "schedule": "PipeDream"}, {}, "updates weights after every microbatch"),
+        ({"pp": 2, "schedule": "PipeDream", "dp": 2, "zero": 1}, {}, "zero 1 with .* after every"),
+        ({"pp": 2, "schedule": "PipeDream"}, {"clip_grad": True}, "run.clip_grad with plan.sched"),
+        ({"pp": 2, "schedule": "PipeDream"}, {}, "tiny-gpt's tied embedding with plan.schedule"),
         (
             {"pp": 2, "chunks": 2, "schedule": "DualPipe", "dp": 2,
              "gradient_exchange": "parameter_server"}, {},

@@ -27,10 +27,7 @@ def schedule_contradictions(
         target_of(plan, run),
     )  # fmt: skip
     if found.updates:
-        yield (
-            f"plan.schedule {plan.schedule} updates weights after every microbatch, which is not "
-            "modelled with devices and models; `trainsim show schedule` draws it"
-        )
+        yield from _after_every_microbatch(model, plan, run)
     if plan.recompute_again and (plan.recompute != "full" or not found.splits):
         yield (
             "plan.recompute_again: true is for plan.recompute 'full' and a schedule that splits "
@@ -69,3 +66,26 @@ def _traits(found: Layout) -> str:
         (found.copies > 1, "has every stage on two ranks"),
     )
     return " and ".join(text for given, text in words if given)
+
+
+def _after_every_microbatch(model: Model | ResNet, plan: Plan, run: Run) -> Iterator[str]:
+    """Say what does not go with a schedule that updates weights after every microbatch."""
+    rules = (
+        (plan.zero > 0, f"plan.zero {plan.zero}", "set plan.zero = 0"),
+        (plan.num_servers > 0, "plan.gradient_exchange 'parameter_server'", "leave it out"),
+        (plan.offload_optimizer, "plan.offload_optimizer", "leave it out"),
+        (plan.offload_activations, "plan.offload_activations", "leave it out"),
+        (not plan.grad_overlap, "plan.grad_overlap false", "leave it out"),
+        (run.clip_grad, "run.clip_grad", "leave it out"),
+        (run.scales_loss, "loss scaling", 'set run.precision = "bf16" or run.loss_scaling = false'),
+        (
+            model.tie_word_embeddings and plan.pp > 1, f"{model.name}'s tied embedding",
+            "set model.tie_word_embeddings = false",
+        ),
+    )  # fmt: skip
+    for given, what, remedy in rules:
+        if given:
+            yield (
+                f"{what} with plan.schedule {plan.schedule}, which updates weights after every "
+                f"microbatch without waiting for a step's end: not modelled; {remedy}"
+            )

@@ -45,6 +45,14 @@ class _Keys:
             return value
         return 1
 
+    def natural(self, key: str, default: int) -> int:
+        """Return a whole number of at least 0."""
+        value = self.get(key, default)
+        if type(value) is not int or value < 0:
+            self.problems.append(f"{key} {value!r} must be a whole number of at least 0")
+            return default
+        return value
+
     def activation(self, key: str, default: str) -> str:
         """Return the activation function of the MLP in our spelling."""
         value = self.get(key, default)
@@ -154,6 +162,67 @@ def _qwen3(keys: _Keys) -> dict[str, Any]:
 def _window(keys: _Keys) -> dict[str, Any]:
     absent = keys.get("sliding_window") is None
     return {} if absent else {"attention_window": keys.count("sliding_window")}
+
+
+def _mixtral(keys: _Keys) -> dict[str, Any]:
+    return _mistral(keys) | {
+        "num_experts": keys.count("num_local_experts", 8),
+        "num_experts_per_tok": keys.count("num_experts_per_tok", 2),
+        "moe_intermediate_size": keys.count("intermediate_size"),
+    }
+
+
+def _qwen3_moe(keys: _Keys) -> dict[str, Any]:
+    if keys.get("mlp_only_layers", []):
+        stated = keys.get("mlp_only_layers")
+        keys.problems.append(f"mlp_only_layers {stated!r}: layers without experts are not modelled")
+    if keys.get("decoder_sparse_step", 1) != 1:
+        step = keys.get("decoder_sparse_step")
+        keys.problems.append(f"decoder_sparse_step {step!r} is not modelled; 1 is")
+    return _qwen3(keys) | {
+        "num_experts": keys.count("num_experts", 128),
+        "num_experts_per_tok": keys.count("num_experts_per_tok", 8),
+        "moe_intermediate_size": keys.count("moe_intermediate_size", 768),
+    }
+
+
+def _latent(keys: _Keys, value_dim: int | None = None) -> dict[str, Any]:
+    """Return the fields of a decoder with multi-head latent attention."""
+    nope, rope = keys.count("qk_nope_head_dim"), keys.count("qk_rope_head_dim")
+    own = {} if keys.get("q_lora_rank") is None else {"q_lora_rank": keys.count("q_lora_rank")}
+    plain = _Keys({**keys.config, "head_dim": nope + rope})  # the file's own is of rotated parts
+    fields = _llama(plain)
+    keys.problems += plain.problems
+    return (
+        fields
+        | own
+        | {
+            "kv_lora_rank": keys.count("kv_lora_rank"),
+            "qk_nope_head_dim": nope,
+            "qk_rope_head_dim": rope,
+            "v_head_dim": keys.count("v_head_dim", value_dim),
+        }
+    )
+
+
+def _minicpm3(keys: _Keys) -> dict[str, Any]:
+    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    tied = keys.flag("tie_word_embeddings", True)
+    return _latent(keys, max(1, hidden // heads)) | {"tie_word_embeddings": tied}
+
+
+def _deepseek_v3(keys: _Keys) -> dict[str, Any]:
+    return _latent(keys) | {
+        "num_experts": keys.count("n_routed_experts"),
+        "num_experts_per_tok": keys.count("num_experts_per_tok"),
+        "moe_intermediate_size": keys.count("moe_intermediate_size"),
+        "num_shared_experts": keys.natural("n_shared_experts", 0),
+        "first_k_dense_replace": keys.natural("first_k_dense_replace", 0),
+        "moe_layer_freq": keys.count("moe_layer_freq", 1),
+        "n_group": keys.count("n_group", 1),
+        "topk_group": keys.count("topk_group", 1),
+        "num_nextn_predict_layers": keys.natural("num_nextn_predict_layers", 0),
+    }
 
 
 def _encoder(keys: _Keys) -> dict[str, Any]:
@@ -305,6 +374,8 @@ def _mpt(keys: _Keys) -> dict[str, Any]:
 FAMILIES: dict[str, Callable[[_Keys], dict[str, Any]]] = {
     "gpt2": _gpt2, "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3,
     "bert": _bert, "vit": _vit, "resnet": _resnet, "bloom": _bloom, "mpt": _mpt,
+    "mixtral": _mixtral, "qwen3_moe": _qwen3_moe, "minicpm3": _minicpm3,
+    "deepseek_v3": _deepseek_v3,
 }  # fmt: skip
 """Reader of each `model_type`."""
 

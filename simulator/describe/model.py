@@ -88,9 +88,46 @@ class Model:
     hidden_dropout: Probability = 0.0
     """Dropout after the attention and the MLP."""
     attention_dropout: Probability = 0.0
+    q_lora_rank: Count | None = None
+    """With latent attention, numbers that a token's queries are made from; queries come straight
+    from the hidden state when absent."""
+    kv_lora_rank: Count | None = None
+    """Numbers that a token's keys and values are made from: multi-head latent attention
+    (DeepSeek-V2, arXiv 2405.04434, section 2.1); there is none when absent."""
+    qk_nope_head_dim: Count | None = None
+    """With latent attention, numbers of a head's queries and keys that are not rotated."""
+    qk_rope_head_dim: Count | None = None
+    """With latent attention, those that are; a token has one such key for all heads."""
+    v_head_dim: Count | None = None
+    """With latent attention, numbers of a head's values."""
+    num_experts: Count | None = None
+    """Experts of a layer, to `num_experts_per_tok` of which a router sends each token; none when
+    absent. Hugging Face has num_local_experts and n_routed_experts too."""
+    num_experts_per_tok: Count | None = None
+    moe_intermediate_size: Count | None = None
+    """Inner size of one expert."""
+    num_shared_experts: Natural = 0
+    """Experts, beside the others, that every token goes to: together one MLP of so many times
+    `moe_intermediate_size` (DeepSeekMoE, arXiv 2401.06066)."""
+    first_k_dense_replace: Natural = 0
+    """First layers that have an MLP of `intermediate_size` in place of experts."""
+    moe_layer_freq: Count = 1
+    """Of the layers after those every so-manieth has experts."""
+    n_group: Count = 1
+    """Groups that the experts of a layer are divided into, in order."""
+    topk_group: Count = 1
+    """Groups that the experts of a token are in at most (node-limited routing: DeepSeek-V3, arXiv
+    2412.19437, section 2.1.2)."""
+    num_nextn_predict_layers: Natural = 0
+    """Layers after the last one, each of which predicts one token further ahead from the state
+    before it and the embedding of the next token, with the model's embedding and head
+    (multi-token prediction: DeepSeek-V3, section 2.2)."""
 
     def __post_init__(self) -> None:
         validate(self)
+        problems = [*self._latent_problems(), *self._expert_problems()]
+        if problems:
+            raise DescriptionError(problems)
         if self.num_attention_heads % self.num_key_value_heads:
             raise DescriptionError(
                 f"Model.num_key_value_heads: {self.num_key_value_heads} does not divide "
@@ -102,7 +139,101 @@ class Model:
                 f"{self.patches.tokens} patches and class token of an image"
             )
 
+    def _latent_problems(self) -> list[str]:
+        """Say what is missing of latent attention, or of no use without it."""
+        needed = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        latent = self.kv_lora_rank is not None
+        problems = [
+            f"Model.{name}: {'missing beside' if latent else 'is for latent attention; set'} "
+            "kv_lora_rank"
+            for name in (*needed, *(() if latent else ("q_lora_rank",)))
+            if (getattr(self, name) is None) == latent
+        ]
+        if latent and self.num_key_value_heads != self.num_attention_heads:
+            problems.append(
+                f"Model.num_key_value_heads: {self.num_key_value_heads} are not the "
+                f"{self.num_attention_heads} heads that latent attention makes keys and values for"
+            )
+        if latent and not problems and self.head_dim != self.qk_head_dim:
+            problems.append(
+                f"Model.head_dim: {self.head_dim} is not qk_nope_head_dim + qk_rope_head_dim = "
+                f"{self.qk_head_dim}"
+            )
+        return problems
+
+    def _expert_problems(self) -> list[str]:
+        """Say what contradicts itself of experts and of prediction further ahead."""
+        problems = []
+        given = [n for n in ("num_experts_per_tok", "moe_intermediate_size") if getattr(self, n)]
+        if self.num_experts is None:
+            plain = {"num_shared_experts": 0, "first_k_dense_replace": 0, "moe_layer_freq": 1,
+                     "n_group": 1, "topk_group": 1}  # fmt: skip
+            given += [name for name, value in plain.items() if getattr(self, name) != value]
+            problems += [f"Model.{name}: is for experts; set num_experts" for name in given]
+        elif len(given) < 2:
+            problems.append(
+                f"Model.num_experts: {self.num_experts} experts need num_experts_per_tok and "
+                "moe_intermediate_size"
+            )
+        elif self.experts_per_token > self.num_experts:
+            problems.append(
+                f"Model.num_experts_per_tok: {self.num_experts_per_tok} is more than the "
+                f"{self.num_experts} experts"
+            )
+        elif self.num_experts % self.n_group or self.topk_group > self.n_group:
+            problems.append(
+                f"Model.n_group: {self.n_group} must divide num_experts {self.num_experts} and be "
+                f"no less than topk_group {self.topk_group}"
+            )
+        if self.num_nextn_predict_layers and self.tie_word_embeddings:
+            problems.append(
+                f"Model.num_nextn_predict_layers: {self.num_nextn_predict_layers} with "
+                "tie_word_embeddings is not modelled; set tie_word_embeddings = false"
+            )
+        if self.num_nextn_predict_layers and not self.causal:
+            problems.append("Model.num_nextn_predict_layers: is for decoders; causal is false")
+        return problems
+
     @property
     def reads_images(self) -> bool:
         """Whether a sample is an image."""
         return self.patches is not None
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether keys and values are made from few numbers a token (MLA)."""
+        return self.kv_lora_rank is not None
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Numbers of a head's queries and keys."""
+        if self.qk_nope_head_dim is None or self.qk_rope_head_dim is None:
+            return self.head_dim
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def value_head_dim(self) -> int:
+        """Numbers of a head's values."""
+        return self.v_head_dim or self.head_dim
+
+    @property
+    def experts_per_token(self) -> int:
+        """Experts that the router sends a token to; 0 where there is none."""
+        return self.num_experts_per_tok or 0
+
+    @property
+    def has_experts(self) -> tuple[bool, ...]:
+        """Whether each layer has experts, those that predict further ahead last."""
+        count = self.num_hidden_layers + self.num_nextn_predict_layers
+        first, every = self.first_k_dense_replace, self.moe_layer_freq
+        return tuple(
+            self.num_experts is not None and layer >= first and layer % every == 0
+            for layer in range(count)
+        )
+
+    @property
+    def shares_embedding(self) -> bool:
+        """Whether the end of the model uses the embedding's matrix: in a tied head, or to predict
+        further ahead.
+        """
+        return self.tie_word_embeddings or self.num_nextn_predict_layers > 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 OptimizerName: TypeAlias = Literal[
-    "sgd", "momentum", "rmsprop", "adam", "adamw", "adafactor", "adam8bit", "muon"
+    "sgd", "momentum", "rmsprop", "adam", "adamw", "adamw_bf16", "adafactor", "adam8bit", "muon"
 ]
 
 
@@ -106,6 +106,11 @@ OPTIMIZERS: dict[str, Optimizer] = {
         fused=(Pass("adamw", "wgmv", "wmvc"),),
         unfused=(DECAY, *ADAM_UNFUSED),
     ),
+    "adamw_bf16": Optimizer(
+        states={"m": 2, "v": 2},
+        flops=14,
+        fused=(Pass("adamw", "wgmv", "wmvc"),),
+    ),
     "adafactor": Optimizer(
         states={"v": 4},
         flops=16,
@@ -146,6 +151,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
 """Optimizers by name.
 
 - ``adam``: Kingma & Ba, 2015 (arXiv 1412.6980); ``adamw``: Loshchilov & Hutter, 2019 (1711.05101).
+- ``adamw_bf16``: AdamW with both moments in bf16 (DeepSeek-V3, arXiv 2412.19437, section 3.3.3);
+  they are rounded as they are written, so that there is no unfused form.
 - ``rmsprop``: torch's, without momentum and not centred.
 - ``adafactor``: Shazeer & Stern, 2018 (arXiv 1804.04235), algorithm 4, without momentum: the update
   is clipped by its own root mean square, which needs one more pass over the gradient, and scaled by

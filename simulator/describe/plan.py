@@ -34,6 +34,14 @@ class Plan:
     """Pipeline-parallel degree: the ranks of a pipeline."""
     cp: Count = 1
     """Context-parallel degree: ranks that hold the same weights and divide each sequence."""
+    cp_style: Literal["ring", "all_to_all", "all_gather"] = "ring"
+    """How ranks along cp meet in attention: `ring` passes K and V on beside the attention over the
+    block in hand; `all_to_all` swaps shares of the sequence for shares of the heads, and back;
+    `all_gather` gathers K and V first (Megatron-LM's --cp-comm-type p2p, a2a, all_gather)."""
+    cp_balance: Literal["zigzag", "contiguous"] = "zigzag"
+    """Tokens of each rank along cp where attention is causal: of 2 x cp chunks one from the front
+    and its mirror from the back, so that all have the same work; or one run of them, so that the
+    last rank has most."""
     ep: Count = 1
     """Expert-parallel degree: ranks that divide the experts of a layer among them.
 
@@ -44,6 +52,16 @@ class Plan:
     etp: Count = 1
     """Expert-tensor-parallel degree: ranks that divide each expert (Megatron-LM's
     --expert-tensor-parallel-size)."""
+    expert_capacity: Annotated[float, Range(0, open_low=True)] | None = None
+    """Copies of tokens that an expert takes of each rank's, over an even share of them; those above
+    are dropped. Nothing is dropped when absent (Megatron-LM's --moe-expert-capacity-factor)."""
+    expert_padding: bool = False
+    """With `expert_capacity`, whether every expert computes just as many, some of them empty
+    (Megatron-LM's --moe-pad-expert-input-to-capacity)."""
+    expert_dispatch: Literal["all_to_all", "deduplicated", "node_limited"] = "all_to_all"
+    """How often a token is sent over ep: to each of its experts; once to each of their ranks, all
+    ranks of ep at most; once to each of their nodes, `topk_group` at most, inside which it goes on
+    (DeepSeek-V3, arXiv 2412.19437, section 3.2.2). It comes back summed as often."""
     schedule: str = "1F1B"
     """Pipeline schedule, a name that `trainsim show schedule` lists."""
     chunks: Count = 1
@@ -168,11 +186,13 @@ class Plan:
     offload_activations: bool = False
     """Copy what each layer keeps to the host behind its forward, and back while the layer after it
     in the model runs its backward; at most two layers wait for either."""
-    recompute: Literal["none", "selective", "selective-op", "full"] = "none"
+    recompute: Literal["none", "light", "selective", "selective-op", "full"] = "none"
     """What backward computes again instead of keeping it: `full` all of a layer but its input,
     `selective` the attention core (scores, softmax, dropout, context), as Korthikanti et al., 2022
     (arXiv 2205.05198), section 5; `selective-op` all but fused attention, reduce-scatters and every
-    second matrix product, as torchtitan's selective_ac_option "op"."""
+    second matrix product, as torchtitan's selective_ac_option "op"; `light` norms, activation
+    functions and the up projections of latent attention, as DeepSeek-V3 (arXiv 2412.19437, section
+    3.2.3)."""
     recompute_layers: Count | None = None
     """Layers of each stage, its first ones, that recompute; all when absent."""
     recompute_again: bool = False
@@ -256,6 +276,8 @@ class Plan:
             ("scatter_gather", False, "tp"),
             ("scatter_gather", False, "pp"),
             ("p2p_overlap", True, "pp"),
+            ("cp_style", "ring", "cp"),
+            ("cp_balance", "zigzag", "cp"),
         ):
             if getattr(self, axis) == 1 and getattr(self, name) != off:
                 value = getattr(self, name)
@@ -333,6 +355,11 @@ class Plan:
         Ranks along cp are among them, as in Megatron-LM and torchtitan.
         """
         return (self.dp_shard or self.dp) * self.cp if self.zero else 1
+
+    @property
+    def edp(self) -> int:
+        """Ranks of a stage that hold the same part of the same experts."""
+        return self.replicas * self.tp // (self.ep * self.etp)
 
     @property
     def world_size(self) -> int:

@@ -68,3 +68,8 @@ class ResNet:
     def tie_word_embeddings(self) -> bool:
         """Whether the head shares a weight: there is no embedding."""
         return False
+
+    @property
+    def shares_embedding(self) -> bool:
+        """Whether anything uses an embedding's matrix: there is none."""
+        return False

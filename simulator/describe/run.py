@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from simulator.describe.fields import Count, Natural, Range, validate
+from simulator.describe.fields import Count, Natural, Probability, Range, validate
 from simulator.describe.optimizer import OptimizerName
 from simulator.describe.tuning import LORA_TARGETS, run_contradictions
 from simulator.errors import DescriptionError
@@ -63,6 +63,9 @@ class Run:
     """From what the scale of a tensor is found, in fp8: `delayed` from the largest values of
     earlier steps, found as the tensor is cast; `current` from its own, for which it is read once
     more (torchao's tensorwise recipe), unless `compiled`: found as the tensor is written."""
+    fp8_kept: bool = False
+    """In fp8, keep the inputs of layers' activation functions in it too (DeepSeek-V3, section
+    3.3.3): half the bytes, which forward writes beside its result."""
     compiled: bool = False
     """Whether each layer is compiled (torch.compile): the sum of the residual stream and the norm
     that follows it in the layer are one kernel, so that what lies between is not read again; a
@@ -91,6 +94,12 @@ class Run:
     fake_quantization: bool = False
     """Quantisation-aware training: weights and inputs of matrix products are rounded and scaled
     back before each, and gradients pass where nothing was clipped (Jacob et al., 2018)."""
+    expert_load: Literal["uniform", "zipf"] | tuple[Probability, ...] = "uniform"
+    """Share of all copies of tokens that each expert of a layer gets: the same; falling as 1 over
+    the expert's place in a list to the power of `expert_load_exponent`, the list being dealt out
+    to the ranks of ep in turn; or shares as a routing histogram has recorded them, which sum to 1.
+    No expert gets a token twice: above 1 over the experts of a token nothing goes."""
+    expert_load_exponent: Annotated[float, Range(0)] = 1.0
     gradient_dtype: Literal["fp32"] | None = None
     """In what gradients are accumulated and reduced: `fp32` as Megatron-LM's main gradients; that
     of the weights when absent."""

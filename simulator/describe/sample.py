@@ -62,7 +62,7 @@ def _convolution_problems(model: ResNet, plan: Plan, run: Run) -> Iterator[str]:
             f"plan.tp {plan.tp} x plan.pp {plan.pp}: convolution networks are modelled with data "
             f"parallelism only; set plan.tp = 1 and plan.pp = 1 for {model.name}"
         )
-    if plan.recompute.startswith("selective"):
+    if plan.recompute not in ("none", "full"):
         yield (
             f"plan.recompute {plan.recompute!r} tells parts of a transformer's layer apart, and "
             f'{model.name} has none; set plan.recompute = "full" or "none"'

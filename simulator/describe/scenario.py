@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from simulator.describe.cluster import Cluster
+from simulator.describe.context import context_problems
 from simulator.describe.cost import Cost
+from simulator.describe.experts import expert_problems
 from simulator.describe.fields import validate
 from simulator.describe.halves import schedule_contradictions
 from simulator.describe.kinds import device_problems, mixture_problems
@@ -99,17 +101,17 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"but the cluster has {cluster.num_nodes} x {cluster.ranks_per_node} = "
             f"{cluster.world_size} devices{_dp_hint(plan, cluster)}"
         )
-    for name in ("ep", "etp"):
-        if getattr(plan, name) > 1 and not getattr(model, "num_experts", 0):
-            yield f"plan.{name} {getattr(plan, name)} divides experts, and {model.name} has none"
     yield from _placement(plan, cluster)
     yield from sample_problems(model, plan, run)
     if isinstance(model, Model):
         yield from _attention(model, s)
-    if plan.sequence_parallel and s.sequence_length % plan.tp:
+    if plan.cp > 1:
+        yield from context_problems(model, plan, run, s.sequence_length)
+    if plan.sequence_parallel and s.sequence_length // plan.cp % plan.tp:
+        shared = f" / plan.cp {plan.cp} = {s.sequence_length // plan.cp}" * (plan.cp > 1)
         yield (
             f"plan.sequence_parallel: plan.tp {plan.tp} does not divide run.sequence_length "
-            f"{s.sequence_length}"
+            f"{s.sequence_length}{shared}"
         )
     yield from _stages(s)
     share = plan.microbatch_size * plan.dp
@@ -129,11 +131,15 @@ def _contradictions(s: Scenario) -> Iterator[str]:
         )
     yield from _flows_apart(s)
     yield from _offload(s)
+    if isinstance(model, Model):
+        yield from expert_problems(model, plan, run)
     if plan.recompute == "selective-op" and run.attention == "unfused":
         yield (
             "plan.recompute 'selective-op' saves the result of fused attention, and run.attention "
             '\'unfused\' has none; set run.attention = "flash" or plan.recompute = "selective"'
         )
+    if run.fp8_kept and run.precision != "fp8":
+        yield f"run.fp8_kept is for run.precision 'fp8', not {run.precision!r}"
     if run.fp8_scaling != "delayed" and run.precision != "fp8":
         yield (
             f"run.fp8_scaling {run.fp8_scaling!r} is for run.precision 'fp8', not {run.precision!r}"
@@ -188,7 +194,7 @@ def _placement(plan: Plan, cluster: Cluster) -> Iterator[str]:
 
 def _stale_embedding(model: Model | ResNet, plan: Plan) -> Iterator[str]:
     """Say that gradients of a tied embedding cannot be summed once parameters have come back."""
-    if plan.staleness is not None and plan.pp > 1 and model.tie_word_embeddings:
+    if plan.staleness is not None and plan.pp > 1 and model.shares_embedding:
         yield (
             f"plan.staleness {plan.staleness} with plan.pp {plan.pp}: the first and the last stage "
             f"sum the gradients of {model.name}'s tied embedding after the exchange, when each has "
@@ -317,7 +323,11 @@ def _offload(s: Scenario) -> Iterator[str]:
 
 
 def _tensor_parallel(model: Model, tp: int) -> Iterator[str]:
-    divided = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+    divided = ["num_attention_heads", "num_key_value_heads"]
+    if not all(model.has_experts):
+        divided.append("intermediate_size")
+    if model.num_shared_experts:
+        divided.append("moe_intermediate_size")
     counts = {name: getattr(model, name) for name in divided}
     wrong = [f"{name} {count}" for name, count in counts.items() if count % tp]
     if wrong:

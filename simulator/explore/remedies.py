@@ -62,7 +62,7 @@ def _more(axis: str) -> Callable[[Scenario], Iterator[Settings]]:
 
 def _more_shards(s: Scenario) -> Iterator[Settings]:
     """Divide more of the states over dp: optimizer states, gradients, weights."""
-    for stage in range(s.plan.zero + 1, 4) if s.plan.dp > 1 else ():
+    for stage in range(s.plan.zero + 1, 4) if s.plan.replicas > 1 else ():
         yield {"plan.zero": stage}
 
 
@@ -93,7 +93,8 @@ def _recompute(s: Scenario) -> Iterator[Settings]:
 
 
 KEEPS_LESS = {
-    "none": ("selective", "full"), "selective": ("full",), "selective-op": ("full",), "full": (),
+    "none": ("selective", "full"), "light": ("full",), "selective": ("full",),
+    "selective-op": ("full",), "full": (),
 }  # fmt: skip
 """Ways to recompute that keep less than each, those that keep most first."""
 
@@ -108,8 +109,8 @@ def _smaller_microbatch(s: Scenario) -> Iterator[Settings]:
 
 
 TABLE: tuple[Callable[[Scenario], Iterator[Settings]], ...] = (
-    _one_at_a_time, _more("tp"), _more("pp"), _more_shards, _no_gathered_weights,
-    _fused_attention, _sequence_parallel, _recompute, _smaller_microbatch,
+    _one_at_a_time, _more("tp"), _more("pp"), _more("cp"), _more_shards,
+    _no_gathered_weights, _fused_attention, _sequence_parallel, _recompute, _smaller_microbatch,
 )  # fmt: skip
 """What may be changed. The second change of a pair is made on what the first has left."""
 

@@ -52,6 +52,7 @@ BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
     "broadcast": lambda n: 1.0,
     "reduce": lambda n: 1.0,
     "send_recv": lambda n: 1.0,
+    "shift": lambda n: 1.0,
     "barrier": lambda n: 0.0,
 }
 

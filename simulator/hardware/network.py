@@ -161,6 +161,20 @@ def send_recv_seconds(size: float, shape: GroupShape, cluster: Cluster) -> float
     return nic.latency + size / nic_share(cluster)
 
 
+def _shift(flow: Flow, shape: GroupShape, cluster: Cluster) -> float:
+    """Return the seconds in which every rank sends to the next one: those of the slowest message.
+
+    Where a group lies on several nodes some ranks send to another node, each with its even share of
+    the adapters.
+    """
+    if shape.ranks == 1:
+        return 0.0
+    near = send_recv_seconds(flow.bytes, shape._replace(nodes=1), cluster)
+    far = send_recv_seconds(flow.bytes, shape, cluster)
+    seconds = far if shape.nodes == shape.ranks else max(near, far)
+    return max(seconds, cluster.node.host_launch)
+
+
 def _push(flow: Flow, shape: GroupShape, cluster: Cluster) -> float:
     """Return the seconds of a push to parameter servers among the ranks, or of a pull from them."""
     if shape.ranks == 1:
@@ -187,6 +201,7 @@ Model = Callable[[Flow, GroupShape, Cluster], float]
 MODELS: Mapping[str, Model] = {
     **dict.fromkeys(COLLECTIVES, _collective),
     "send_recv": lambda f, shape, cluster: send_recv_seconds(f.bytes, shape, cluster),
+    "shift": _shift,
     "push_pull": lambda f, shape, cluster: 2 * _push(f, shape, cluster),
     **dict.fromkeys(ONE_SIDED, _push),
 }
@@ -206,6 +221,7 @@ def flow_seconds(flow: Flow, shape: GroupShape, cluster: Cluster) -> float:
 
 DIRECT: Mapping[str, str] = {
     "send_recv": "SEND",
+    "shift": "SHIFT",
     "push_pull": "PARAMETER_SERVER",
     "push": "PUSH",
     "pull": "PULL",

@@ -24,7 +24,7 @@ from simulator.program import NONE, Groups, Int32, Int64, Program, Tiling, range
 from simulator.traffic import Traffic
 from simulator.units import TICKS_PER_SECOND
 
-ON_SMS = frozenset({*COLLECTIVES, "send_recv", "push_pull"})
+ON_SMS = frozenset({*COLLECTIVES, "send_recv", "shift", "push_pull"})
 """Flows that kernels on SMs carry: all of NCCL's, and what is built of its sends."""
 
 MOST = 0.9

@@ -212,6 +212,11 @@ def doubling(at: Layout, _steps: float = 0.0) -> Messages:
     return _join(*parts)
 
 
+def shift(at: Layout, _steps: float = 0.0) -> Messages:
+    """Send everything from each rank to the next one, and from the last to the first."""
+    return _join((at.ranks, np.roll(at.ranks, -1), 1.0))
+
+
 def send(ranks: Int64, _servers: int = 0) -> Messages:
     """Send everything from the first rank to the second."""
     return Messages(ranks[:1], ranks[1:], np.ones(1))
@@ -238,6 +243,7 @@ PATTERNS: Mapping[str, Callable[[Layout, float], Messages]] = {
     "NVLS_TREE": in_switch,
     "PAT": doubling,
     "PAIRWISE": pairwise,
+    "SHIFT": shift,
     "STAR": star,
     "PARAMETER_SERVER": parameter_server,
     "HIERARCHICAL": hierarchical,

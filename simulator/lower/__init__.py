@@ -15,14 +15,14 @@ from simulator.lower import blocking, clipping, offload, sharding
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.grid import Grid, to_grid
-from simulator.lower.layers import shapes
 from simulator.lower.memory import more_buffer_bytes, rank_memory
 from simulator.lower.mesh import Mesh
 from simulator.lower.pairs import pair_takes
-from simulator.lower.pipeline import expand, repeat_steps
-from simulator.lower.places import layout
+from simulator.lower.pipeline import expand, repeat_steps, without_flush
+from simulator.lower.places import layout, microbatches_begun
 from simulator.lower.replicate import replicate
 from simulator.lower.segments import COMPUTE, Segment
+from simulator.lower.shapes import shapes
 from simulator.lower.staleness import CLOCK, bound_staleness
 from simulator.lower.trainable import first_trained_stage, without_backward
 from simulator.program import Cost, Flow, Memory, Program, Work
@@ -38,6 +38,7 @@ from simulator.schedules import (
     lists_of,
     schedule_of,
 )
+from simulator.schedules.layout import cut_after
 
 __all__ = ["Action", "Actions", "check", "lower", "lower_schedule"]
 
@@ -46,9 +47,11 @@ def lower(s: Scenario) -> Program:
     """Return the checked Program of a scenario."""
     world = s.plan.world_size
     require(400.0 * world, f"{world:,} ranks", "describe a smaller cluster")
+    found = layout(s)
     grid = _complete_grid(
-        schedule_of(s.plan.schedule), s.plan.pp, s.num_microbatches, s.plan.chunks,
-        s.plan.microbatch_group, s.target, first_trained_stage(s),
+        schedule_of(s.plan.schedule), s.plan.pp,
+        microbatches_begun(s) if found.updates else s.num_microbatches, s.plan.chunks,
+        s.plan.microbatch_group, s.target, first_trained_stage(s), found.updates,
     )  # fmt: skip
     bodies = stage_bodies(s)
     x, parts = shapes(s), s.plan.tp if s.plan.scatter_gather else 1
@@ -57,7 +60,10 @@ def lower(s: Scenario) -> Program:
     costs: tuple[Cost, ...] = (*bodies.costs, message)
     replica = expand(grid, bodies.places, len(bodies.costs))
     static = np.array([held.total for held in rank_memory(s)])
-    steps = repeat_steps(replica, s.run.num_steps)
+    if found.updates:
+        steps = without_flush(replica, grid, s.num_microbatches)
+    else:
+        steps = repeat_steps(replica, s.run.num_steps)
     if s.plan.staleness is not None:
         steps, costs = bound_staleness(steps, costs, s.plan.staleness), (*costs, CLOCK)
     more = [steps.more]
@@ -69,8 +75,8 @@ def lower(s: Scenario) -> Program:
         more.append(blocking.messages(steps, in_one_go=_goes_round(grid)))
     if not s.plan.grad_overlap:
         more.append(blocking.gradients(steps))
-    several = any(len(stages) > 1 for stages in layout(s).stages)
-    if several and (s.run.clip_grad or s.run.scales_loss):
+    several = any(len(stages) > 1 for stages in found.stages)
+    if (several and (s.run.clip_grad or s.run.scales_loss)) or sharding.sums_experts(s):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
     program = replicate(steps, Mesh.of(s.plan), costs, static)
@@ -94,10 +100,16 @@ BLOCKED = (
 @lru_cache(maxsize=256)
 def _complete_grid(
     schedule: Schedule, ranks: int, microbatches: int, chunks: int, group: int | None,
-    target: Target | None, first_trained: int,
+    target: Target | None, first_trained: int, cut: bool,
 ) -> Grid:  # fmt: skip
-    """Return a schedule with messages, reductions and updates; plans of a sweep share it."""
-    actions = add_send_recv(lists_of(schedule, ranks, microbatches, chunks, group, target))
+    """Return a schedule with messages, reductions and updates; plans of a sweep share it.
+
+    `cut` ends it where the last `ranks` microbatches are still in flight.
+    """
+    actions = lists_of(schedule, ranks, microbatches, chunks, group, target)
+    if cut:
+        actions = cut_after(actions, microbatches - ranks - 1)
+    actions = add_send_recv(actions)
     return to_grid(add_optimizer(add_reduce_grad(without_backward(actions, first_trained))))
 
 

@@ -20,44 +20,58 @@ class Heads:
     keys: int
     """Key and value heads."""
     dim: int
+    """Numbers of a query or a key."""
     causal: bool = True
     alibi: bool = False
+    value_dim: int = 0
+    """Numbers of a value and of a head's result; `dim` where 0."""
+
+    @property
+    def elements(self) -> tuple[int, int, int, int]:
+        """Elements of the queries, the keys, the values and the result."""
+        per_query = self.batch * self.sequence * self.queries
+        per_key, value = self.batch * self.sequence * self.keys, self.value_dim or self.dim
+        return per_query * self.dim, per_key * self.dim, per_key * value, per_query * value
 
 
 def flash_attention(e: Elements, heads: Heads, version: str = "flash") -> Operator:
     """Attention that never writes its scores; keeps q, k, v and one fp32 a row and head.
 
     `version` names the implementation, whose rates are `Device.fused`. Backward sums the gradient
-    of q in fp32 before it is rounded (`dq_accum` of flash-attention's flash_api.cpp).
+    of q in fp32 before it is rounded (`dq_accum` of flash-attention's flash_api.cpp). Of its five
+    products (scores, their gradient, and those of v, q and k) three are as deep or wide as keys.
     """
-    b, s, a, g, d = heads.batch, heads.sequence, heads.queries, heads.keys, heads.dim
-    q, kv = b * s * a * d, 2 * b * s * g * d
-    # one of the products; the masked half of causal attention is skipped
-    product = 2.0 * b * a * s * s * d / (2 if heads.causal else 1)
+    b, s, a, d = heads.batch, heads.sequence, heads.queries, heads.dim
+    v = heads.value_dim or d
+    (q, *_, out), kv = heads.elements, sum(heads.elements[1:3])
+    # FLOPs for each number of a head; the masked half of causal attention is skipped
+    each = 2.0 * b * a * s * s / (2 if heads.causal else 1)
     rows = FP32 * b * s * a
-    shape = (b * a, s, s, d)  # of its products
-    read, read_back = e.activation * (2 * q + kv) + rows, e.activation * (4 * q + 2 * kv) + rows
+    shape = (b * a, s, s, (d + v) // 2)  # of its products
+    read = e.activation * (q + out + kv) + rows
+    read_back = e.activation * 2 * (q + out + kv) + rows
+
+    def kernel(name: str, numbers: int, moved: float, which: str) -> Kernel:
+        fused = f"{version} {which}"
+        return Kernel(name, each * numbers, moved, e.matmul, shape, 1, fused)
+
     return Operator(
         name="attention",
-        forward=(Kernel("attention", 2 * product, read, e.matmul, shape, 1, f"{version} forward"),),
-        input_grad=(
-            Kernel(
-                "attention grad", 5 * product, read_back, e.matmul, shape, 1, f"{version} backward"
-            ),
-        ),
+        forward=(kernel("attention", d + v, read, "forward"),),
+        input_grad=(kernel("attention grad", 3 * d + 2 * v, read_back, "backward"),),
         kept_bytes=e.activation * (q + kv) + rows,
         core_input_bytes=e.activation * (q + kv),
-        forward_bytes=e.activation * q,
-        backward_bytes=e.activation * (2 * q + kv) + FP32 * q,
-        model_flops=4.0 * b * a * s * s * d,
+        forward_bytes=e.activation * out,
+        backward_bytes=e.activation * (q + out + kv) + FP32 * q,
+        model_flops=2.0 * b * a * s * s * (d + v),
     )
 
 
 def unfused_attention(e: Elements, heads: Heads, *, dropout: bool) -> tuple[Operator, ...]:
     """Attention by separate kernels: scores, softmax, dropout, context; keeps the score matrix."""
-    b, s, a, g, d = heads.batch, heads.sequence, heads.queries, heads.keys, heads.dim
-    q, kv, scores = b * s * a * d, 2 * b * s * g * d, b * a * s * s
-    batch, flops = b * a, 2.0 * b * a * s * s * d
+    b, s, a, d = heads.batch, heads.sequence, heads.queries, heads.dim
+    (q, k, v, out), width = heads.elements, heads.value_dim or d
+    scores, batch, flops = b * a * s * s, b * a, 2.0 * b * a * s * s
     mask = scores / e.activation
     product = Operator(
         name="scores",
@@ -66,11 +80,11 @@ def unfused_attention(e: Elements, heads: Heads, *, dropout: bool) -> tuple[Oper
             batched_product("scores dq", e, batch, s, d, s),
             batched_product("scores dk", e, batch, s, d, s),
         ),
-        kept_bytes=e.activation * (q + kv // 2),
-        core_input_bytes=e.activation * (q + kv // 2),
+        kept_bytes=e.activation * (q + k),
+        core_input_bytes=e.activation * (q + k),
         forward_bytes=e.activation * scores,
-        backward_bytes=e.activation * (scores + q + kv // 2),
-        model_flops=flops,
+        backward_bytes=e.activation * (scores + q + k),
+        model_flops=flops * d,
     )
     softmax = pointwise(
         "softmax", e, reads=scores, writes=scores, grad_reads=2 * scores, grad_writes=scores,
@@ -84,23 +98,24 @@ def unfused_attention(e: Elements, heads: Heads, *, dropout: bool) -> tuple[Oper
     )  # fmt: skip
     context = Operator(
         name="context",
-        forward=(batched_product("context", e, batch, s, d, s),),
+        forward=(batched_product("context", e, batch, s, width, s),),
         input_grad=(
-            batched_product("context dp", e, batch, s, s, d),
-            batched_product("context dv", e, batch, s, d, s),
+            batched_product("context dp", e, batch, s, s, width),
+            batched_product("context dv", e, batch, s, width, s),
         ),
         # the dropped-out probabilities are a tensor of their own; without dropout softmax kept them
-        kept_bytes=e.activation * ((scores if dropout else 0) + kv // 2),
-        core_input_bytes=e.activation * (kv // 2),
-        forward_bytes=e.activation * q,
-        backward_bytes=e.activation * (q + scores + kv // 2),
-        model_flops=flops,
+        kept_bytes=e.activation * ((scores if dropout else 0) + v),
+        core_input_bytes=e.activation * v,
+        forward_bytes=e.activation * out,
+        backward_bytes=e.activation * (out + scores + v),
+        model_flops=flops * width,
     )
     # heads go to the front of tokens and back: the result is copied forward and in backward, and
     # the gradients of q, k and v are gathered into one
+    back = q + k + v + out
     copies = pointwise(
-        "attention layout", e, reads=q, writes=q, grad_reads=2 * q + kv, grad_writes=2 * q + kv,
-        kept_bytes=0.0, passing=(2 * q, 2 * (q + kv)),
+        "attention layout", e, reads=out, writes=out, grad_reads=back, grad_writes=back,
+        kept_bytes=0.0, passing=(2 * out, 2 * (q + k + v)),
     )  # fmt: skip
     biased = (_alibi(e, scores),) if heads.alibi else ()
     return (product, *biased, softmax, *([drop] if dropout else []), context, copies)

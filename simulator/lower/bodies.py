@@ -18,11 +18,11 @@ import numpy as np
 from simulator.describe.scenario import Scenario
 from simulator.lower import offload, sharding
 from simulator.lower.clipping import before_update
-from simulator.lower.layers import Block, Blocks, shapes
+from simulator.lower.layers import Block, Blocks
 from simulator.lower.optimizers import update_work
 from simulator.lower.passes import Passes, block_passes
 from simulator.lower.places import is_summed, layout
-from simulator.lower.quantised import fp8_weights, weight_cast
+from simulator.lower.quantised import weight_cast
 from simulator.lower.segments import (
     AHEAD,
     CHAIN,
@@ -36,12 +36,15 @@ from simulator.lower.segments import (
     joined,
     moving,
 )
+from simulator.lower.shapes import shapes
 from simulator.lower.trainable import (
     Stage,
     Tuned,
     Tuning,
     embedding_weight,
     layer_runs,
+    low_weights,
+    repeated_matrices,
     shares_embedding,
     stage_tensors,
     stages,
@@ -122,17 +125,20 @@ def body(
     table: CostTable,
     buckets: Sequence[float] = (),
     exchange: Exchange | None = None,
+    expert_exchange: Exchange | None = None,
 ) -> Body:
     """Return the body of a chain of segments, with what they place beside and ahead of it.
 
     With `buckets`, gradients are exchanged over dp beside the chain, in buckets of at least those
     sizes, the last for all that follow, each as soon as its last gradient is complete; the rest
-    goes in a last bucket. What `exchange` returns for a bucket comes one after the other.
+    goes in a last bucket. What `exchange` returns for a bucket comes one after the other. Those of
+    experts have buckets of their own, and `expert_exchange`.
     """
     rows: list[tuple[int, int, int, int]] = []
     first = previous = NONE  # index of the first and the last op of the chain
     fresh = due = NONE  # flows beside the chain: the last one, and one to be waited for now
-    full, left = 0.0, list(buckets)  # bytes waiting in the bucket; sizes of it and those to come
+    full = [0.0, 0.0]  # bytes waiting in the bucket, and in that of experts
+    left = [list(buckets), list(buckets)]  # sizes of it and those to come
     ends = list(segments)
 
     def add(segment: Segment, need: int) -> None:
@@ -155,11 +161,17 @@ def body(
         moves = waited != NONE and rows[waited][1] != segment.stream
         need = len(rows) - waited if moves else 0
         add(segment, need)
-        full += segment.gradient_bytes
-        if exchange and full and (full >= left[0] or i == len(ends) - 1):
-            for row in exchange(full):  # what is on one stream is in order already
-                add(row._replace(layer=segment.layer), int(row.stream != rows[-1][1]))
-            full, left = 0.0, left[1:] or left
+        done = len(rows) - 1
+        full = [full[0] + segment.gradient_bytes, full[1] + segment.expert_bytes]
+        for k, sums in enumerate((exchange, expert_exchange)):
+            if not (sums and full[k] and (full[k] >= left[k][0] or i == len(ends) - 1)):
+                continue
+            behind = done
+            for row in sums(full[k]):  # what is on one stream is in order already
+                need = len(rows) - behind if row.stream != rows[behind][1] else 0
+                behind = len(rows)
+                add(row._replace(layer=segment.layer), need)
+            full[k], left[k] = 0.0, left[k][1:] or left[k]
     columns = np.array(rows, np.int32).reshape(-1, 4).T
     cost, layer = np.ascontiguousarray(columns[0]), np.ascontiguousarray(columns[2])
     stream, need_column = columns[1].astype(np.int16), columns[3].astype(np.int16)
@@ -205,6 +217,8 @@ def stage_bodies(s: Scenario) -> Bodies:
         s.plan.recompute, s.plan.recompute_layers, s.plan.recompute_again, s.plan.scatter_gather,
         s.plan.post_validation, layout(s),
         (s.plan.buckets, tuple(_exchange(s, 0.0))) if is_summed(s) else None,
+        (s.plan.buckets, tuple(sharding.expert_exchange(s, 0.0)), sharding.expert_shards(s))
+        if sharding.sums_experts(s) else None,
         sharding.key(s) if s.plan.shards > 1 else None,
         s.plan.offload_optimizer, s.plan.offload_activations,
     )  # fmt: skip
@@ -224,7 +238,9 @@ def _places(s: Scenario, table: CostTable) -> list[StageBodies]:
     checks = s.run.clip_grad or s.run.scales_loss
     for held in layout(s).stages:
         # gradients of all that a rank trains are looked at before its first update
-        params = sum(stage_tensors(s, every[stage]).params for stage in held) if checks else NONE
+        params = (
+            sharding.own_share(s, (stage_tensors(s, every[x]) for x in held)) if checks else NONE
+        )
         for number in held:
             key = (every[number], params if number == held[0] else NONE)
             if key not in made:  # layers count from 0 here and are shifted below
@@ -255,7 +271,8 @@ def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> Sta
         chain.reverse()
     if inputs and stage.is_first:
         _wait_for_weights(inputs, parts.blocks.embedding)
-    buckets = s.plan.buckets if is_summed(s) else ()
+    dense, experts = is_summed(s), sharding.sums_experts(s)
+    buckets = s.plan.buckets if dense or experts else ()
     every = s.plan.shards > 1 and s.plan.zero > 1  # gradients are never held in full
     ahead, behind = _arrival(s, not stage.is_first), _arrival(s, not stage.is_last)
     is_coarse = (
@@ -269,15 +286,19 @@ def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> Sta
     def closing(chain: list[Segment], before: Sequence[Segment] = ()) -> Body:
         if not buckets:
             return made(chain, before)
-        chain = joined(chain, buckets) if is_coarse else chain
-        return body([*before, *chain], table, buckets, partial(_exchange, s))
+        if is_coarse and not experts:  # whose buckets are filled between those of the others
+            chain = joined(chain, buckets)
+        return body(
+            [*before, *chain], table, buckets, partial(_exchange, s) if dense else None,
+            partial(sharding.expert_exchange, s) if experts else None,
+        )  # fmt: skip
 
     opening, last = made(forward, ahead), closing(backward, behind)
     return StageBodies(
         forward=opening,
         backward=last if every or not buckets else made(backward, behind),
         last=last,
-        reduce=body(_tied_reduction(s, parts.blocks, stage), table),
+        reduce=body(_last_sums(s, parts, stage), table),
         optimizer=body(_update(s, stage, checked), table),
         first=opening,
         input_grad=made(inputs, behind) if inputs else None,
@@ -319,7 +340,7 @@ def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTab
         forward=between,
         backward=body(behind + backward[::-1], table),
         last=body(behind + last[::-1], table),
-        reduce=body(_tied_reduction(s, parts.blocks, stage), table),
+        reduce=body(_last_sums(s, parts, stage), table),
         optimizer=body(_update(s, stage, checked), table),
         first=opening,
     )
@@ -340,11 +361,18 @@ def _arrival(s: Scenario, receives: bool) -> list[Segment]:
 
 
 def _present(parts: Tuned, stage: Stage) -> list[tuple[Block, Sequence[int]]]:
-    """Return the kinds of block of a stage in forward order, and the numbers of those in a row."""
+    """Return the kinds of block of a stage in forward order, and the numbers of those in a row.
+
+    Layers that predict further ahead count on from the last one.
+    """
     runs: list[tuple[Block, Sequence[int]]] = [*layer_runs(parts, stage)]
     if stage.is_first:
         runs.insert(0, (parts.blocks.embedding, (NONE,)))
-    return [*runs, (parts.blocks.head, (NONE,))] if stage.is_last else runs
+    if stage.is_last:
+        runs.append((parts.blocks.head, (NONE,)))
+        for i, block in enumerate(parts.blocks.further):
+            runs.append((block, (NONE if i % 2 else stage.num_layers + i // 2,)))
+    return runs
 
 
 def _copies(
@@ -381,18 +409,27 @@ def _exchange(s: Scenario, size: float) -> list[Segment]:
 def _update(s: Scenario, stage: Stage, checked: int) -> list[Segment]:
     """Return the optimizer step of a stage's parameters; each rank updates its shard of them.
 
-    Before it, where gradients of so many parameters are `checked`, comes what looks at them.
+    Before it, where so many gradients are `checked`, comes what looks at them.
     Weights in fp8 that are held in full are cast then, for all microbatches of the next step.
     """
     rows = [] if checked == NONE else before_update(s, checked)
     trained = stage_tensors(s, stage)
     if trained.params:
         work = update_work(s, trained)
-        low = 0 if sharding.is_gathering(s) else fp8_weights(tuned(s).blocks.layer.operators)
-        casts = (weight_cast(shapes(s).elements, stage.num_layers * low),) if low else ()
+        low = 0 if sharding.is_gathering(s) else low_weights(tuned(s), stage)
+        casts = (weight_cast(shapes(s).elements, low),) if low else ()
         if s.plan.offload_optimizer:
-            return rows + offload.updated(s, work, trained.params, casts)
-        rows += sharding.updated(s, replace(work, kernels=work.kernels + casts), trained.params)
+            return rows + offload.updated(s, work, trained, casts)
+        rows += sharding.updated(s, replace(work, kernels=work.kernels + casts), trained)
+    return rows
+
+
+def _last_sums(s: Scenario, parts: Tuned, stage: Stage) -> Sequence[Segment]:
+    """Return what sums gradients over ranks that hold the same weights, but those along dp."""
+    rows = [*_tied_reduction(s, parts.blocks, stage)]
+    repeated = repeated_matrices(parts, stage) * s.precision.gradient
+    if repeated and s.plan.sequence_parallel:  # each tp rank has the gradient of its own tokens
+        rows.insert(0, Segment(Flow("all_reduce", float(repeated)), TP))
     return rows
 
 
@@ -402,7 +439,7 @@ def _tied_reduction(s: Scenario, parts: Blocks, stage: Stage) -> Sequence[Segmen
     On a rank that holds both they are one.
     """
     ends = stage.is_first or stage.is_last
-    if not (s.model.tie_word_embeddings and ends and s.run.trains_all) or stage.has_both_ends:
+    if not (s.model.shares_embedding and ends and s.run.trains_all) or stage.has_both_ends:
         return ()
     size = embedding_weight(parts) * s.precision.gradient / s.plan.shards  # of their own shards
     return (Segment(Flow("all_reduce", size), TIED),)

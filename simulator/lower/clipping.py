@@ -20,6 +20,9 @@ from simulator.lower.operators import FP32
 from simulator.lower.segments import (
     COMPUTE,
     DP,
+    EDP,
+    EP,
+    ETP,
     PIPELINE,
     REDUCE,
     SHARDS,
@@ -31,13 +34,12 @@ from simulator.lower.sharding import held_bytes
 from simulator.program import ACTION_CODE, NONE, Flow, Int8, Int16, Int32, Kernel, Work
 
 
-def before_update(s: Scenario, params: int) -> list[Segment]:
-    """Return the passes over the gradients of all that a rank trains, before its first update.
+def before_update(s: Scenario, count: int) -> list[Segment]:
+    """Return the passes over the `count` gradients that a rank updates by, before its first update.
 
     Unscaling reads and writes each gradient, the norm reads them, clipping reads and writes them
     again: torch clips whether or not the norm is too large, without asking the device.
     """
-    count = -(-params // s.plan.shards)
     size = float(held_bytes(s).gradient * count)
 
     def kernel(name: str, times: int, flops: int) -> list[Segment]:
@@ -57,7 +59,10 @@ def before_update(s: Scenario, params: int) -> list[Segment]:
 def _sums(s: Scenario) -> list[Segment]:
     """Return the all-reduces of one fp32 number over the ranks that hold different gradients."""
     whole = 1 if s.plan.post_validation else s.plan.pp
-    degrees = ((TP, s.plan.tp), (SHARDS, s.plan.shards), (PIPELINE, whole))
+    degrees = (
+        (TP, s.plan.tp), (SHARDS, s.plan.shards), (EP, s.plan.ep), (ETP, s.plan.etp),
+        (PIPELINE, whole),
+    )  # fmt: skip
     number = Flow("all_reduce", float(FP32))
     return [Segment(number, stream) for stream, degree in degrees if degree > 1]
 
@@ -66,7 +71,7 @@ def waits(rank: Int32, stream: Int16, action: Int8, step: Int32) -> Int32:
     """Return (pairs, 2): the first op after a rank's last backward, and what it waits for.
 
     A rank of several stages needs the gradients of all of them, summed over dp and tied ends; of
-    those of one stage its first update knows already.
+    those of one stage its first update knows already, but where experts are summed apart.
     """
     lane = step.astype(np.int64) * (int(rank.max(initial=0)) + 1) + rank
     lanes = int(lane.max(initial=0)) + 1
@@ -74,8 +79,8 @@ def waits(rank: Int32, stream: Int16, action: Int8, step: Int32) -> Int32:
     first = np.full(lanes, NONE, np.int64)
     first[lane[updates]] = updates
     pairs = []
-    for sums in (DP, REDUCE, TIED):
-        rows = np.flatnonzero(stream == sums)
+    for sums in (DP, REDUCE, TIED, EDP):
+        rows = np.flatnonzero((stream == sums) & (action != ACTION_CODE["OPT"]))
         last = np.full(lanes, NONE, np.int64)
         last[lane[rows]] = rows
         pairs.append(np.stack([first, last], axis=1))

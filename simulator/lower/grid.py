@@ -158,6 +158,19 @@ class Grid:
         ends, microbatch = np.stack([leaves[first], enters], axis=1), self.microbatch[at][first]
         return numbers, self.home[ends, microbatch[:, None]]
 
+    @cached_property
+    def completed(self) -> Int64:
+        """The action that completes the gradients of each REDUCE_GRAD or OPT, or NONE.
+
+        The last backward of its place; its own microbatch's where it names one.
+        """
+        own = np.full((len(self.places[0]), self.num_microbatches + 1), NONE, np.int64)
+        passes = np.flatnonzero(np.isin(self.kind, COMPLETING))
+        own[self.place[passes], self.microbatch[passes] + 1] = passes
+        own[:, 0] = self.last_of(*COMPLETING)
+        found: Int64 = own[self.place, self.microbatch + 1]
+        return found
+
     def last_of(self, *kinds: int) -> Int64:
         """Return the last action of some kinds of each place, or NONE."""
         last = np.full(len(self.places[0]), NONE, np.int64)

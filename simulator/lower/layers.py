@@ -7,10 +7,10 @@ sequence parallelism divided along the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from simulator.describe.model import Model, Patches
 from simulator.describe.resnet import ResNet
@@ -18,49 +18,18 @@ from simulator.describe.scenario import Scenario
 from simulator.lower import convolution
 from simulator.lower import operators as op
 from simulator.lower.attention import ATTENTION, Heads
-from simulator.lower.latest import for_latest
+from simulator.lower.context import context_attention
+from simulator.lower.experts import experts
+from simulator.lower.latent import latent_heads
 from simulator.lower.operators import Operator
-from simulator.lower.quantised import gathered_in_fp8, in_fp8, weights_cast_in_forward
-from simulator.lower.recompute import Sizes, by_operator
+from simulator.lower.parallel import closed, entrance, leaving, linear, norm, opened, parallel
+from simulator.lower.quantised import weights_cast_in_forward
+from simulator.lower.recompute import Sizes, by_operator, lightly
 from simulator.lower.resnet import resnet
+from simulator.lower.shapes import IMAGE_SIZE, Routing, Shapes, shapes
 from simulator.program import Flow, Kernel
 
-IMAGE_SIZE = 224
-"""Pixels along each side where it does not matter, as to parameters."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shapes:
-    """What the operators of a model depend on, besides the model itself."""
-
-    microbatch_size: int
-    sequence_length: int
-    tp: int
-    elements: op.Elements
-    attention: str
-    sequence_parallel: bool = False
-    tp_overlap: str = "none"
-    compiled: bool = False
-    loss_in_place: bool = True
-    megatron_head: bool = False
-    """Whether the head's product is Megatron-LM's own, with its placeholder for the gradient."""
-    image_size: int = IMAGE_SIZE
-    """Pixels along each side, where samples are images."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one microbatch."""
-        return self.microbatch_size * self.sequence_length
-
-    @property
-    def divided(self) -> int:
-        """Ranks that gather each other's part of the sequence."""
-        return self.tp if self.sequence_parallel else 1
-
-    @property
-    def local_tokens(self) -> int:
-        """Tokens that one rank norms, adds and drops out."""
-        return self.tokens // self.tp if self.sequence_parallel else self.tokens
+__all__ = ["IMAGE_SIZE", "Block", "Blocks", "Routing", "Shapes", "blocks", "shapes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,60 +74,33 @@ class Blocks:
     embedding: Block
     layers: tuple[Block, ...]
     head: Block
+    further: tuple[Block, ...] = ()
+    """After the head, by turns a layer that predicts further ahead and its head."""
 
     @property
     def layer(self) -> Block:
-        """The layer of a model whose layers are all alike: a transformer's."""
+        """The layer of a model whose layers are all alike."""
         return self.layers[0]
 
-    def runs(self, count: int) -> list[tuple[Block, range]]:
-        """Return the first `count` layers: blocks, and the numbers of those in a row that are one.
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """The first layer that is the same block as each one."""
+        first: dict[int, int] = {}
+        return tuple(first.setdefault(id(block), i) for i, block in enumerate(self.layers))
 
-        Where layers are alike these are any `count` of them.
-        """
-        runs = (list(run) for _, run in groupby(range(count), lambda i: id(self.layers[i])))
-        return [(self.layers[run[0]], range(run[0], run[-1] + 1)) for run in runs]
+    @property
+    def ends(self) -> tuple[Block, ...]:
+        """The blocks after the layers."""
+        return (self.head, *self.further)
 
-
-@for_latest
-def shapes(s: Scenario) -> Shapes:
-    """Return what the operators of a scenario depend on."""
-    p = s.precision
-    accumulation = "fused" if s.run.fused_accumulation else "separate"
-    if s.num_microbatches == 1 or (s.plan.zero > 1 and s.plan.shards > 1):
-        accumulation = "none"  # shards are added, which takes next to nothing
-    return Shapes(
-        microbatch_size=s.plan.microbatch_size,
-        sequence_length=s.sequence_length,
-        tp=s.plan.tp,
-        elements=_casting(
-            op.Elements(
-                p.activation, p.weight, p.gradient, p.matmul, accumulation,
-                placeholder=s.run.linear_layers == "megatron",
-            ),
-            s,
-        ),
-        attention=s.run.attention,
-        sequence_parallel=s.plan.sequence_parallel,
-        tp_overlap=s.plan.tp_overlap,
-        compiled=s.run.compiled,
-        loss_in_place=s.run.loss_in_place,
-        megatron_head=s.run.linear_layers != "torch",
-        image_size=s.run.image_size or IMAGE_SIZE,
-    )  # fmt: skip
-
-
-def _casting(e: op.Elements, s: Scenario) -> op.Elements:
-    """Return elements with what casting them to fp8 moves: read, written, written transposed."""
-    if s.precision.linear != "fp8":
-        return e
-    reads = 1 if s.run.fp8_scaling == "delayed" or s.run.compiled else 2
-    return replace(
-        e,
-        cast=reads * e.activation + 1,
-        transposed=int(s.cluster.node.device.architecture != "blackwell"),
-        cast_weights=s.plan.zero == 3 and s.plan.shards > 1,
-    )
+    def runs(self, layers: Sequence[int]) -> list[tuple[Block, range]]:
+        """Return blocks, and which of `layers` in a row they make, counted from 0."""
+        runs = [list(run) for _, run in groupby(layers, lambda i: id(self.layers[i]))]
+        first = [0, *accumulate(map(len, runs))]
+        return [
+            (self.layers[run[0]], range(start, start + len(run)))
+            for run, start in zip(runs, first, strict=False)
+        ]
 
 
 @lru_cache(maxsize=256)
@@ -166,20 +108,28 @@ def blocks(model: Model | ResNet, x: Shapes) -> Blocks:
     """Return the blocks of a model as one rank of a tensor-parallel group computes them."""
     if isinstance(model, ResNet):
         return _convolutional(model, x)
+    has = model.has_experts
+    made = {kind: Block(name="layer", operators=_layer(model, x, kind)) for kind in set(has)}
+    every = tuple(made[kind] for kind in has)
+    further = zip(every[model.num_hidden_layers :], range(len(has)), strict=False)
+    return Blocks(
+        embedding=Block(name="embedding", operators=_embedding(model, x)),
+        layers=every[: model.num_hidden_layers],
+        head=Block(name="head", operators=_head(model, x)),
+        further=tuple(b for layer, depth in further for b in _further(model, x, layer, depth)),
+    )
+
+
+def _layer(model: Model, x: Shapes, has_experts: bool) -> tuple[Operator, ...]:
+    """Return the operators of one layer, with experts or with one MLP."""
     stream = float(x.elements.activation * x.local_tokens * model.hidden_size)
-    branches = (*_attention(model, x), *_mlp(model, x))
+    branches = (*_attention(model, x), *_mlp(model, x, has_experts))
     layer = tuple(replace(operator, stream_bytes=stream) for operator in branches)
     if x.elements.cast_weights:
         layer = tuple(weights_cast_in_forward(o, x.elements) for o in layer)
-    if x.attention != "unfused":
+    if x.attention != "unfused" and not (has_experts or model.is_latent):
         layer = by_operator(layer, x.elements, _sizes(model, x))
-    if x.compiled:
-        layer = _compiled(layer, model, x)
-    return Blocks(
-        embedding=Block(name="embedding", operators=_embedding(model, x)),
-        layers=(Block(name="layer", operators=layer),) * model.num_hidden_layers,
-        head=Block(name="head", operators=_head(model, x)),
-    )
+    return _compiled(layer, model, x) if x.compiled else layer
 
 
 def _sizes(model: Model, x: Shapes) -> Sizes:
@@ -201,7 +151,7 @@ def _compiled(layer: tuple[Operator, ...], model: Model, x: Shapes) -> tuple[Ope
     at = [o.name for o in layer].index("attention residual")
     moved = float(x.elements.activation * x.local_tokens * model.hidden_size)
     one = op.fused(layer[at], layer[at + 1], moved)
-    if x.attention != "unfused":
+    if layer[at].again:
         one = replace(one, again=one.forward)
     return (*layer[:at], one, *layer[at + 2 :])
 
@@ -219,15 +169,28 @@ def _convolutional(model: ResNet, x: Shapes) -> Blocks:
 
 
 def num_parameters(model: Model | ResNet) -> int:
-    """Return the parameters of a whole model, a tied embedding counted once."""
+    """Return the parameters of a whole model, a shared embedding counted once."""
+    return _parameters(model, lambda o: o.params)
+
+
+def active_parameters(model: Model | ResNet) -> int:
+    """Return the parameters that one token meets: of the experts of a layer those it goes to."""
+    if not isinstance(model, Model) or model.num_experts is None:
+        return num_parameters(model)
+    count, of = model.experts_per_token, model.num_experts
+    return _parameters(model, lambda o: o.params * count // of if o.expert else o.params)
+
+
+def _parameters(model: Model | ResNet, held: Callable[[Operator], int]) -> int:
     x = Shapes(
         microbatch_size=1, sequence_length=1, tp=1, attention="flash",
         elements=op.Elements(2, 2, 2, "bf16"),
     )  # fmt: skip
     parts = blocks(model, x)
-    layers = sum(len(run) * layer.params for layer, run in parts.runs(len(parts.layers)))
-    total = parts.embedding.params + layers + parts.head.params
-    if isinstance(model, Model) and model.tie_word_embeddings:
+    every = (parts.embedding, *parts.layers, *parts.ends)
+    by_block = {id(block): sum(map(held, block.operators)) for block in every}
+    total = sum(by_block[id(block)] for block in every)
+    if isinstance(model, Model) and model.shares_embedding:
         total -= model.vocab_size * model.hidden_size
     return total
 
@@ -237,16 +200,17 @@ def model_flops_per_token(s: Scenario) -> float:
 
     Three times the forward matrix products (forward, input gradient, weight gradient) with
     attention counted in full: 6 FLOPs a weight and 12 x layers x hidden x sequence, as PaLM
-    (Chowdhery et al., 2022, appendix B), nanoGPT and Megatron-LM count.
+    (Chowdhery et al., 2022, appendix B), nanoGPT and Megatron-LM count. Of experts those that a
+    token goes to count, dropped or not.
     """
     x = shapes(s)
     parts = blocks(s.model, Shapes(
         microbatch_size=1, sequence_length=x.sequence_length, tp=1, elements=x.elements,
         attention=x.attention, image_size=x.image_size,
     ))  # fmt: skip
-    layers = sum(len(run) * layer.model_flops for layer, run in parts.runs(len(parts.layers)))
-    forward = layers + parts.head.model_flops + parts.embedding.model_flops
-    return 3 * forward / x.sequence_length
+    layers = sum(len(r) * layer.model_flops for layer, r in parts.runs(range(len(parts.layers))))
+    ends = sum(block.model_flops for block in (parts.embedding, *parts.ends))
+    return 3 * (layers + ends) / x.sequence_length
 
 
 def recomputed_flops_per_token(s: Scenario) -> float:
@@ -255,120 +219,105 @@ def recomputed_flops_per_token(s: Scenario) -> float:
     if mode == "none":
         return 0.0
     limit = s.plan.recompute_layers
+    counts = s.layers_per_stage
     flops = sum(
-        len(run) * sum(_again(o, mode) for o in layer.operators)
-        for count in s.layers_per_stage
-        for layer, run in parts.runs(count if limit is None else min(limit, count))
+        len(run) * _again(layer, mode)
+        for first, count in zip(accumulate((0, *counts)), counts, strict=False)
+        for layer, run in parts.runs(
+            range(first, first + (count if limit is None else min(limit, count)))
+        )
     )
+    if limit is None:
+        flops += sum(_again(block, mode) for block in parts.further[::2])
     return flops * x.tp / x.tokens
 
 
-def _again(o: Operator, mode: str) -> float:
-    """Return the forward matrix FLOPs of an operator of a layer that backward computes again."""
-    if mode == "selective-op":
-        products = [p for p in o.again if isinstance(p, Kernel) and p.matmul is not None]
-        return sum(p.flops for p in products)
-    return o.model_flops if mode == "full" or o.core_input_bytes is not None else 0.0
-
-
-def _parallel(x: Shapes, hidden: int, first: Operator, *rest: Operator) -> tuple[Operator, ...]:
-    """Wrap operators whose inner dimension is divided over the tensor-parallel ranks."""
-    if x.tp == 1:
-        return (first, *rest)
-    enter, first = _entrance(x, hidden, first)
-    leave = _exit(x, hidden)
-    if x.elements.cast:
-        enter, first, leave = (gathered_in_fp8(o, x.elements) for o in (enter, first, leave))
-    if x.tp_overlap == "all":
-        enter, first = op.beside(enter, first)
-        leave, last = op.beside(leave, rest[-1])
-        rest = (*rest[:-1], last)
-    return (enter, first, *rest, leave)
-
-
-def _linear(
-    name: str, x: Shapes, *, inputs: int, outputs: int, bias: bool, divided: tuple[int, int]
-) -> Operator:
-    """Return a linear operator of a layer; `divided` are those of `quantised.in_fp8`."""
-    e = x.elements
-    o = op.linear(name, e, tokens=x.tokens, inputs=inputs, outputs=outputs, bias=bias)
-    return in_fp8(o, e, divided=divided) if e.cast else o
-
-
-def _entrance(
-    x: Shapes, hidden: int, product: Operator, tokens: int | None = None
-) -> tuple[Operator, Operator]:
-    size = float(x.elements.activation * (tokens or x.tokens) * hidden)
-    return op.first_of_region(
-        product, size, x.tp, sequence=x.sequence_parallel, overlap=x.tp_overlap != "none"
+def _again(layer: Block, mode: str) -> float:
+    """Return the forward matrix FLOPs of a layer that backward computes again."""
+    if mode in ("selective-op", "light"):
+        operators = lightly(layer.operators) if mode == "light" else layer.operators
+        parts = [p for o in operators for p in o.again]
+        return sum(p.flops for p in parts if isinstance(p, Kernel) and p.matmul is not None)
+    return sum(
+        o.model_flops for o in layer.operators if mode == "full" or o.core_input_bytes is not None
     )
 
 
-def _exit(x: Shapes, hidden: int) -> Operator:
-    size = float(x.elements.activation * x.tokens * hidden)
-    return op.leaving_tensor_parallel(size, sequence=x.sequence_parallel)
-
-
-def _norm(name: str, model: Model, x: Shapes) -> Operator:
-    bias = model.norm == "layer_norm"
-    return op.norm(name, x.elements, tokens=x.local_tokens, hidden=model.hidden_size, bias=bias)
-
-
 def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
-    e, tokens, h, drops = x.elements, x.tokens, model.hidden_size, model.hidden_dropout > 0
+    h = model.hidden_size
     heads = Heads(
         batch=x.microbatch_size,
         sequence=x.sequence_length,
         queries=model.num_attention_heads // x.tp,
         keys=model.num_key_value_heads // x.tp,
-        dim=model.head_dim,
+        dim=model.qk_head_dim,
         causal=model.causal,
         alibi=model.position == "alibi",
+        value_dim=model.value_head_dim,
     )
-    bias = model.attention_bias
-    output_bias = bias if model.output_bias is None else model.output_bias
-    query_size = heads.queries * heads.dim
+    bias = model.attention_bias if model.output_bias is None else model.output_bias
+    made = latent_heads(model, x, heads) if model.is_latent else _heads(model, x, heads)
+    proj = linear(
+        "proj", x, inputs=heads.queries * heads.value_dim, outputs=h, bias=bias,
+        divided=(1, x.divided),
+    )  # fmt: skip
+    return (
+        norm("attention norm", model, x),
+        *made,
+        *_core(x, heads, model.attention_dropout > 0),
+        *closed(x, h, proj),
+        _residual("attention residual", model, x),
+    )
+
+
+def _heads(model: Model, x: Shapes, heads: Heads) -> tuple[Operator, ...]:
+    """Return what makes queries, keys and values of a rank's heads from the normed tokens."""
+    tokens, h = x.tokens, model.hidden_size
     qkv_size = (heads.queries + 2 * heads.keys) * heads.dim
     rotated = tokens * (heads.queries + heads.keys) * heads.dim
-    rotary = op.rotary(e, size=rotated, whole=tokens * qkv_size)
+    rotary = op.rotary(x.elements, size=rotated, whole=tokens * qkv_size)
+    qkv = linear(
+        "qkv", x, inputs=h, outputs=qkv_size, bias=model.attention_bias, divided=(x.divided, 1)
+    )
     return (
-        _norm("attention norm", model, x),
-        *_parallel(
-            x, h,
-            _linear("qkv", x, inputs=h, outputs=qkv_size, bias=bias, divided=(x.divided, 1)),
-            *([op.head_norm(e, size=rotated, dim=heads.dim)] if model.qk_norm else []),
-            *([rotary] if model.position == "rotary" else []),
-            *_core(x, heads, model.attention_dropout > 0),
-            _linear(
-                "proj", x, inputs=query_size, outputs=h, bias=output_bias, divided=(1, x.divided)
-            ),
-        ),
-        op.residual("attention residual", e, size=x.local_tokens * h, dropout=drops),
-    )  # fmt: skip
+        *opened(x, h, qkv),
+        *([op.head_norm(x.elements, size=rotated, dim=heads.dim)] if model.qk_norm else []),
+        *([rotary] if model.position == "rotary" else []),
+    )
+
+
+def _residual(name: str, model: Model, x: Shapes) -> Operator:
+    size = x.local_tokens * model.hidden_size
+    return op.residual(name, x.elements, size=size, dropout=model.hidden_dropout > 0)
 
 
 def _core(x: Shapes, heads: Heads, dropout: bool) -> tuple[Operator, ...]:
     """Return the attention core; fused, it keeps its result where the next product has a copy."""
-    core = ATTENTION[x.attention](x.elements, heads, dropout)
+    if x.context.ranks > 1:
+        core = context_attention(x.elements, heads, x.attention, x.context)
+    else:
+        core = ATTENTION[x.attention](x.elements, heads, dropout)
     if not x.elements.cast or x.attention == "unfused":
         return core
-    size = x.elements.activation * x.tokens * heads.queries * heads.dim
-    return tuple(replace(o, kept_bytes=o.kept_bytes + size) for o in core)
+    size = x.elements.activation * x.tokens * heads.queries * heads.value_dim
+    return tuple(replace(o, kept_bytes=o.kept_bytes + size) if o.kept_bytes else o for o in core)
 
 
-def _mlp(model: Model, x: Shapes) -> tuple[Operator, ...]:
-    e, tokens, h, drops = x.elements, x.tokens, model.hidden_size, model.hidden_dropout > 0
-    inner = model.intermediate_size // x.tp
+def _mlp(model: Model, x: Shapes, has_experts: bool) -> tuple[Operator, ...]:
+    within = experts(model, x) if has_experts else _dense(model, x)
+    return (norm("mlp norm", model, x), *within, _residual("mlp residual", model, x))
+
+
+def _dense(model: Model, x: Shapes) -> tuple[Operator, ...]:
+    h, inner = model.hidden_size, model.intermediate_size // x.tp
     up = (2 if model.gated_mlp else 1) * inner
-    return (
-        _norm("mlp norm", model, x),
-        *_parallel(
-            x, h,
-            _linear("fc1", x, inputs=h, outputs=up, bias=model.mlp_bias, divided=(x.divided, 1)),
-            op.activation(model.activation, e, size=tokens * inner, gated=model.gated_mlp),
-            _linear("fc2", x, inputs=inner, outputs=h, bias=model.mlp_bias, divided=(1, x.divided)),
+    return parallel(
+        x, h,
+        linear("fc1", x, inputs=h, outputs=up, bias=model.mlp_bias, divided=(x.divided, 1)),
+        op.activation(
+            model.activation, x.elements, size=x.tokens * inner, gated=model.gated_mlp
         ),
-        op.residual("mlp residual", e, size=x.local_tokens * h, dropout=drops),
+        linear("fc2", x, inputs=inner, outputs=h, bias=model.mlp_bias, divided=(1, x.divided)),
     )  # fmt: skip
 
 
@@ -389,8 +338,8 @@ def _embedding(model: Model, x: Shapes) -> tuple[Operator, ...]:
         positions=learned + model.token_types,
         dropped=x.local_tokens if model.embedding_dropout > 0 else 0,
     )
-    norm = (_norm("embedding norm", model, x),) if model.embedding_norm else ()
-    return (look_up, *norm) if x.tp == 1 else (look_up, _exit(x, model.hidden_size), *norm)
+    normed = (norm("embedding norm", model, x),) if model.embedding_norm else ()
+    return (look_up, *normed) if x.tp == 1 else (look_up, leaving(x, model.hidden_size), *normed)
 
 
 def _patches(model: Model, patches: Patches, x: Shapes) -> tuple[Operator, ...]:
@@ -410,11 +359,12 @@ def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
     e, h, share = x.elements, model.hidden_size, _vocab_share(model, x)
     rows = x.microbatch_size if model.patches else x.tokens  # the class token's alone
     before = (
-        _norm("final norm", model, x),
+        norm("final norm", model, x),
         *(_transform(model, x) if model.head_transform else ()),
     )
     own = replace(e, placeholder=x.megatron_head)
     logits = op.linear("head", own, tokens=rows, inputs=h, outputs=share, bias=False)
+    logits = replace(logits, tied=model.tie_word_embeddings)
     bias = (op.bias("head bias", e, tokens=rows, outputs=share),) if model.head_bias else ()
     loss = op.cross_entropy(e, tokens=rows, vocab=share, in_place=x.loss_in_place)
     after = _pooler(model, x) if model.pooler else ()
@@ -423,8 +373,54 @@ def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
     # Megatron's vocabulary-parallel loss sums three fp32 numbers a token over the ranks:
     # the maximum, the target's logit and the sum of exponentials.
     number = Operator(name="loss sum", forward=(Flow("all_reduce", float(op.FP32 * rows)),))
-    product = _entrance(x, h, logits, rows)
+    product = entrance(x, h, logits, rows)
     return (*before, *product, *bias, number, number, number, loss, *after)
+
+
+def _further(model: Model, x: Shapes, layer: Block, depth: int) -> tuple[Block, Block]:
+    """Return a layer that predicts one token further ahead, and its head.
+
+    The state before it and the next token's embedding are normed, laid side by side and multiplied
+    down to one state (DeepSeek-V3, arXiv 2412.19437, section 2.2). The embedding is the model's,
+    of which the last stage has a copy where it is not the first; the head's matrix is the head's.
+    """
+    e, h, size = x.elements, model.hidden_size, x.local_tokens * model.hidden_size
+    embedded, *rest = _embedding(model, x)
+    embedded = replace(embedded, name="further embedding", tied=True, output_grad_bytes=0.0)
+    if depth:  # one copy serves all
+        embedded = replace(embedded, params=0, matrices=())
+    down = linear(
+        "further projection", x, inputs=2 * h, outputs=h // x.tp, bias=False,
+        divided=(x.divided, 1),
+    )  # fmt: skip
+    entrance = (
+        embedded,
+        *rest,
+        norm("further embedding norm", model, x),
+        norm("further state norm", model, x),
+        op.pointwise(
+            "side by side", e, reads=2 * size, writes=2 * size, grad_reads=2 * size,
+            grad_writes=2 * size, kept_bytes=0.0, passing=(4 * size, 4 * size),
+        ),
+        *opened(x, 2 * h, down),
+        *_columns_gathered(x, h),
+    )  # fmt: skip
+    head = tuple(
+        replace(o, params=0, matrices=()) if o.name == "head" else o for o in _head(model, x)
+    )
+    return (
+        Block(name="layer", operators=(*entrance, *layer.operators)),
+        Block(name="head", operators=head),
+    )
+
+
+def _columns_gathered(x: Shapes, hidden: int) -> tuple[Operator, ...]:
+    """Return how tp ranks put their columns of a state together; each then takes its own tokens."""
+    if x.tp == 1:
+        return ()
+    gather = (Flow("all_gather", float(x.elements.activation * x.tokens * hidden)),)
+    again = gather if x.sequence_parallel else ()
+    return (Operator(name="gather columns", forward=gather, input_grad=again),)
 
 
 def _transform(model: Model, x: Shapes) -> tuple[Operator, ...]:
@@ -433,7 +429,7 @@ def _transform(model: Model, x: Shapes) -> tuple[Operator, ...]:
     return (
         op.linear("transform", e, tokens=tokens, inputs=h, outputs=h, bias=True),
         op.activation(model.activation, e, size=tokens * h, gated=False),
-        _norm("transform norm", model, x),
+        norm("transform norm", model, x),
     )
 
 

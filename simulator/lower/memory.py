@@ -15,12 +15,12 @@ import numpy.typing as npt
 from simulator.describe.optimizer import OPTIMIZERS
 from simulator.describe.placement import kind_of_ranks
 from simulator.describe.scenario import Scenario
-from simulator.lower.layers import shapes
 from simulator.lower.optimizers import saved_state_bytes
 from simulator.lower.places import layout
-from simulator.lower.quantised import fp8_weights
-from simulator.lower.sharding import held_bytes, is_gathering
+from simulator.lower.shapes import shapes
+from simulator.lower.sharding import expert_shards, held_bytes, is_gathering
 from simulator.lower.trainable import (
+    low_weights,
     spared_weight_bytes,
     stage_params,
     stage_tensors,
@@ -75,15 +75,17 @@ def buffer_bytes(s: Scenario, kind: int = 0) -> float:
     device = s.cluster.kinds[kind].device.architecture
     size = float(WORKSPACE[device])
     if s.run.linear_layers == "transformer_engine":
-        layer = tuned(s).blocks.layer
+        parts = tuned(s).blocks
+        kinds = [parts.layers[kind] for kind in sorted(set(parts.kinds))]
         products = [
             kernel.matmul
+            for layer in (*kinds, *parts.further[::2])
             for operator in layer.operators
             for kernel in operator.weight_grad
             if isinstance(kernel, Kernel) and kernel.matmul is not None
         ]
         size += ENGINE_WORKSPACE[device]
-        size += s.precision.weight * sum({(m, n): m * n for _, m, n, _ in products}.values())
+        size += s.precision.weight * sum(b * m * n for b, m, n in {p[:3] for p in products})
     return size
 
 
@@ -94,7 +96,7 @@ def more_buffer_bytes(s: Scenario) -> npt.NDArray[np.float64]:
     return more[list(kind_of_ranks(s.plan, s.cluster))]
 
 
-def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
+def bytes_per_parameter(s: Scenario, shards: int | None = None) -> tuple[float, float, float]:
     """Return the bytes that weight, gradient and optimizer (master copy, states) take on a rank.
 
     With bf16 weights, fp32 gradients and Adam, over d shards:
@@ -108,17 +110,19 @@ def bytes_per_parameter(s: Scenario) -> tuple[float, float, float]:
     | 3 with low_precision_shard        | 2/d    | 4/d      | 12/d      |
 
     What is not trained has a weight only. Matrices of Adafactor and Muon have less than a lone
-    parameter, whose states count here. Padding of shards to equal lengths is left out.
+    parameter, whose states count here. Padding of shards to equal lengths is left out. `shards` are
+    those of experts, where they have their own.
     """
     held = held_bytes(s)
     parts = (held.weight, held.gradient, held.master + OPTIMIZERS[s.run.optimizer].state_bytes)
     if s.plan.offload_optimizer:
         parts = (held.weight, held.gradient, 0.0)
     divided_from = (3, 2, 1)  # the stages of ZeRO
-    if s.plan.shards == 1:
+    shards = s.plan.shards if shards is None else shards
+    if shards == 1:
         return parts
     weight, gradient, optimizer = (
-        size / s.plan.shards if s.plan.zero >= stage else size
+        size / shards if s.plan.zero >= stage else size
         for size, stage in zip(parts, divided_from, strict=True)
     )
     return weight, gradient, optimizer
@@ -139,16 +143,19 @@ def host_bytes_per_parameter(s: Scenario) -> float:
 def rank_memory(s: Scenario) -> list[StaticMemory]:
     """Return what every rank of a pipeline holds all the time: its stages, and one set of buffers.
 
-    A stage that lies on two ranks is held in full by both.
+    A stage that lies on two ranks is held in full by both. Where weights are updated after every
+    microbatch, each one in flight has the version that its forward used.
     """
     every = static_memory(s)
 
-    def of_rank(stages: tuple[int, ...]) -> StaticMemory:
+    def of_rank(stages: tuple[int, ...], versions: int) -> StaticMemory:
         held = [every[stage] for stage in stages]
         total = {f.name: sum(getattr(one, f.name) for one in held) for f in fields(StaticMemory)}
-        return StaticMemory(**total | {"buffers": held[0].buffers})
+        total |= {"buffers": held[0].buffers, "weights": versions * total["weights"]}
+        return StaticMemory(**total)
 
-    return [of_rank(stages) for stages in layout(s).stages]
+    found = layout(s)
+    return list(map(of_rank, found.stages, found.versions))
 
 
 def static_memory(s: Scenario) -> list[StaticMemory]:
@@ -160,22 +167,23 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
     to Hopper.
     """
     weight, gradient, optimizer = bytes_per_parameter(s)
+    *_, of_experts = bytes_per_parameter(s, expert_shards(s))
     copies = 1 + shapes(s).elements.transposed  # of a byte each
     buffers, on_host = buffer_bytes(s), host_bytes_per_parameter(s)
     out = []
-    layer = tuned(s).blocks.layer.operators
     for stage in stages(s):
         params, trained = stage_params(s, stage), stage_tensors(s, stage)
         still = s.precision.weight * (params - trained.params) - spared_weight_bytes(s, stage)
         still /= s.plan.shards if s.plan.zero == 3 else 1  # not trained, and as it computes
-        low = 0 if is_gathering(s) else stage.num_layers * fp8_weights(layer)
+        low = 0 if is_gathering(s) else low_weights(tuned(s), stage)
+        states = optimizer * (trained.params - trained.experts) + of_experts * trained.experts
         saved, away = saved_state_bytes(s.run.optimizer, trained), s.plan.offload_optimizer
         out.append(
             StaticMemory(
                 params=params,
                 weights=float(weight * trained.params + still + copies * low),
                 gradients=float(gradient * trained.params),
-                optimizer=0.0 if away else float(optimizer * trained.params - saved),
+                optimizer=0.0 if away else float(states - saved),
                 buffers=buffers,
                 host=float(on_host * trained.params - saved) if away else 0.0,
             )

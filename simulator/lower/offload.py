@@ -24,23 +24,26 @@ from simulator.lower.segments import (
     OFFLOAD,
     Segment,
 )
-from simulator.lower.sharding import before, following, held_bytes, pair, regathered
+from simulator.lower.sharding import before, following, held_bytes, own_share, pair, regathered
+from simulator.lower.tensors import Tensors
 from simulator.program import NONE, Int32, Int64, Kernel, Memory, Work
 
 if TYPE_CHECKING:
     from simulator.lower.pipeline import Template
 
 
-def updated(s: Scenario, update: Work, params: int, after: tuple[Kernel, ...]) -> list[Segment]:
+def updated(
+    s: Scenario, update: Work, trained: Tensors, after: tuple[Kernel, ...]
+) -> list[Segment]:
     """Return the segments of an optimizer step on the host; the stages of a rank take turns.
 
     Args:
         s: the scenario.
         update: the step's kernels on a device; the host moves the same bytes, in its own memory.
-        params: what the rank trains, before it is divided over shards.
+        trained: what the rank trains, before it is divided over shards.
         after: kernels that read the new weights on the device.
     """
-    count = -(-params // s.plan.shards)
+    count = own_share(s, (trained,))
     moved = sum(kernel.count * kernel.bytes for kernel in update.kernels)
     on_host = Kernel("update on host", 0.0, moved, "host")
     return [
@@ -48,7 +51,7 @@ def updated(s: Scenario, update: Work, params: int, after: tuple[Kernel, ...]) -
         Segment(_copy("gradients to host", float(held_bytes(s).gradient * count)), OFFLOAD),
         Segment(Work("update on host", (on_host,)), HOST),
         Segment(_copy("weights to device", float(s.precision.weight * count)), FETCH),
-        *regathered(s, params),
+        *regathered(s, trained),
         Segment(Work("weights ready", after), COMPUTE),
     ]
 

@@ -85,6 +85,13 @@ class Operator:
     """Of them those that lie in `run.base_weights`."""
     model_flops: float = 0.0
     """Forward matrix FLOPs by the MFU convention: attention counted in full, causal or not."""
+    tied: bool = False
+    """Whether it uses the embedding's matrix, or at the other end of a pipeline a copy of it."""
+    expert: bool = False
+    """Whether its parameters are of experts, which fewer ranks hold than hold the others."""
+    repeated: bool = False
+    """Whether every tp rank holds its matrix whole, and under sequence parallelism the gradient of
+    its own part of the sequence."""
 
     @property
     def trained(self) -> int:
@@ -124,6 +131,8 @@ class Elements:
     """Bytes that writing its transposed copy moves besides."""
     cast_weights: bool = False
     """Whether each forward casts its weights, as those that are gathered for it."""
+    keeps_low: bool = False
+    """Whether inputs of activation functions are kept in fp8."""
     placeholder: bool = False
     """Whether a fused product hands a tensor as large as its weight to autograd all the same."""
 
@@ -249,11 +258,16 @@ def fused(first: Operator, second: Operator, moved: float) -> Operator:
 
 
 def activation(name: str, e: Elements, *, size: float, gated: bool) -> Operator:
-    """Apply the activation function to `size` elements, times the second half when gated."""
+    """Apply the activation function to `size` elements, times the second half when gated.
+
+    With `keeps_low` its input is written in fp8 beside, and read so in backward.
+    """
     inputs = 2 * size if gated else size
+    low = inputs / e.activation if e.keeps_low else 0.0  # in elements of the others' size
+    kept = low or inputs
     return pointwise(
-        name, e, reads=inputs, writes=size, grad_reads=inputs + size, grad_writes=inputs,
-        kept_bytes=e.activation * inputs, passing=(size, size + inputs), flops_per_element=8,
+        name, e, reads=inputs, writes=size + low, grad_reads=kept + size, grad_writes=inputs,
+        kept_bytes=e.activation * kept, passing=(size, size + inputs), flops_per_element=8,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from simulator.describe.optimizer import OPTIMIZERS, Optimizer, Pass
 from simulator.describe.scenario import Scenario
 from simulator.lower.operators import FP32
-from simulator.lower.sharding import held_bytes
+from simulator.lower.sharding import held_bytes, own_share
 from simulator.lower.tensors import Tensors, elements
 from simulator.program import Kernel, Work
 
@@ -35,7 +35,7 @@ def update_work(s: Scenario, t: Tensors) -> Work:
     """Return the update of what a rank trains; sharded, of its even share of it."""
     rule, name = OPTIMIZERS[s.run.optimizer], s.run.optimizer
     passes = rule.fused if s.run.fused_optimizer else rule.unfused
-    shared = -(-t.params // s.plan.shards)
+    shared = own_share(s, (t,))
     alone = shared - (elements(t.hidden) if rule.orthogonal else 0)
     sizes = _array_bytes(s, rule, alone)
     if rule.factored:

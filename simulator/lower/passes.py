@@ -8,12 +8,14 @@ and both halves compute the rest.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from simulator.describe.scenario import Scenario
 from simulator.lower.layers import Block
 from simulator.lower.operators import Operator
 from simulator.lower.places import layout
+from simulator.lower.recompute import lightly
 from simulator.lower.segments import (
     BACKWARD,
     COMPUTE,
@@ -52,7 +54,7 @@ def block_passes(s: Scenario, block: Block, shared: bool, recompute: str) -> Pas
     detail, size, splits = s.run.detail, s.precision.gradient, layout(s).splits
 
     def gradient(_index: int, o: Operator) -> float:
-        return 0.0 if shared and o.name == "head" else float(o.trained * size)
+        return 0.0 if shared and o.tied else float(o.trained * size)
 
     def everything(_index: int, o: Operator) -> float:
         return o.kept_bytes
@@ -76,7 +78,9 @@ def block_passes(s: Scenario, block: Block, shared: bool, recompute: str) -> Pas
 
     if recompute == "none":
         return both(lambda half: run(block, half, everything), run(block, FORWARD, everything))
-    if recompute == "selective-op":
+    if recompute == "light":
+        block = replace(block, operators=lightly(block.operators))
+    if recompute in ("selective-op", "light"):
         forward, once_more = recomputing(block, detail, Holding(everything, gradient))
         return both(lambda half: once_more + run(block, half, everything), forward)
     forward = run(block, FORWARD, first)

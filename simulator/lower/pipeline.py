@@ -16,7 +16,6 @@ from simulator.errors import ScheduleError
 from simulator.lower.bodies import SCOPES, Body, StageBodies
 from simulator.lower.grid import (
     BACKWARD,
-    COMPLETING,
     FORWARD,
     INPUT_GRAD,
     MESSAGES,
@@ -59,7 +58,7 @@ class Template:
     """(joint ops, 2): the pipeline ranks that a joint op joins, the same twice where it is one."""
     streams: tuple[str, ...]
     num_ranks: int
-    listed: Int32
+    listed: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
     """Number in its step's lists of the action that each op comes from, of a pair the first."""
     more: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     """(pairs, 2): an op, and another one that it waits for."""
@@ -179,9 +178,9 @@ def _body_numbers(grid: Grid, bodies: tuple[StageBodies, ...]) -> tuple[list[Bod
         raise ScheduleError(f"{grid.spell(bad)} cannot be lowered: nothing says what it does")
     # The first forward of a place with a REDUCE_GRAD, and what completes its gradients, which
     # reduces them on the way, may differ from the others.
-    reduced = grid.place[grid.kind == REDUCE_GRAD]
-    for at in (grid.first_of(FORWARD)[reduced], grid.last_of(*COMPLETING)[reduced]):
-        number[at] = ends[grid.kind[at], reduced]
+    reduced = np.flatnonzero(grid.kind == REDUCE_GRAD)
+    for at in (grid.first_of(FORWARD)[grid.place[reduced]], grid.completed[reduced]):
+        number[at] = ends[grid.kind[at], grid.place[at]]
     return shared, number
 
 
@@ -235,20 +234,22 @@ def _ends(grid: Grid, shared: list[Body], number: Int64, first: Int64) -> Ends:
 def _entries(grid: Grid, ends: Ends, stream: Int32) -> Int64:
     """Return for each action the op that its first op waits for, or NONE.
 
-    REDUCE_GRAD follows the place's last bucket of gradients, OPT whatever of the two came last.
+    REDUCE_GRAD follows the last bucket of the backward that completes its gradients, OPT whatever
+    of the two came last.
     """
     waits = grid.waits
     entry = np.where(waits == NONE, NONE, ends.exit[waits])
-    backward = grid.last_of(*COMPLETING)
-    last = ends.tail[backward]
-    bucketed = np.isin(stream[last], SUMS)
-    done = np.where(backward == NONE, NONE, np.where(bucketed, last, ends.exit[backward]))
+    reduced = np.full((len(grid.places[0]), grid.num_microbatches + 1), NONE, np.int64)
     for kind in (REDUCE_GRAD, OPT):
         actions = np.flatnonzero(grid.kind == kind)
-        place = grid.place[actions]
-        entry[actions] = done[place]
-        filled = ends.filled[actions]
-        done[place[filled]] = ends.tail[actions[filled]]
+        backward = grid.completed[actions]
+        last = np.where(backward == NONE, 0, ends.tail[backward])
+        done = np.where(np.isin(stream[last], SUMS), last, ends.exit[backward])
+        key = grid.place[actions], grid.microbatch[actions] + 1
+        after = reduced[key]
+        done = np.where(after == NONE, np.where(backward == NONE, NONE, done), after)
+        entry[actions] = done
+        reduced[key] = np.where(ends.filled[actions], ends.tail[actions], after)
     return entry
 
 
@@ -325,6 +326,19 @@ def _meetings(
     own = np.stack([rank, rank], axis=1)
     own[summed] = pairs[stage]
     return leaders, own[leaders], meets.reshape(-1)
+
+
+def without_flush(one: Template, grid: Grid, microbatches: int) -> Template:
+    """Return ops of steps that overlap, each of so many microbatches.
+
+    A rank is in a step until it has updated its weights with the last microbatch of it, though
+    forwards of the next one lie in between.
+    """
+    ends = (grid.kind == OPT) & (grid.microbatch % microbatches == microbatches - 1)
+    before = np.cumsum(ends) - ends
+    first = np.searchsorted(grid.rank, grid.rank)  # of the rank's list
+    step = (before - before[first])[one.listed].astype(np.int32)
+    return replace(one, step=step, microbatch=(one.microbatch % microbatches).astype(np.int32))
 
 
 def repeat_steps(one: Template, num_steps: int) -> Template:

@@ -12,10 +12,20 @@ from simulator.schedules.layout import Layout, layout_of
 def layout(s: Scenario) -> Layout:
     """Return which stages each pipeline rank of a scenario holds."""
     plan = s.plan
-    return layout_of(
-        schedule_of(plan.schedule), plan.pp, s.num_microbatches, plan.chunks,
-        plan.microbatch_group, s.target,
-    )  # fmt: skip
+
+    def of(microbatches: int) -> Layout:
+        return layout_of(
+            schedule_of(plan.schedule), plan.pp, microbatches, plan.chunks, plan.microbatch_group,
+            s.target,
+        )  # fmt: skip
+
+    found = of(s.num_microbatches)
+    return of(microbatches_begun(s)) if found.updates else found
+
+
+def microbatches_begun(s: Scenario) -> int:
+    """Return the microbatches of a run without flush: its steps', and some that stay in flight."""
+    return s.num_microbatches * s.run.num_steps + s.plan.pp
 
 
 def is_summed(s: Scenario) -> bool:

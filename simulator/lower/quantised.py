@@ -26,8 +26,8 @@ def in_fp8(o: Operator, e: Elements, *, divided: tuple[int, int] = (1, 1)) -> Op
         divided: ranks that each cast a part of the input, and of the gradient of the output, and
             gather the others' parts.
     """
-    _, tokens, outputs, inputs = _shape(o.forward[0])
-    sizes = (tokens * inputs, tokens * outputs)
+    batch, tokens, outputs, inputs = _shape(o.forward[0])
+    sizes = (batch * tokens * inputs, batch * tokens * outputs)
     casts = [
         _cast(name, e, size, ranks)
         for name, size, ranks in zip((o.name, f"{o.name} grad"), sizes, divided, strict=True)
@@ -101,7 +101,7 @@ def weights_cast_in_forward(o: Operator, e: Elements) -> Operator:
 def fp8_weights(operators: tuple[Operator, ...]) -> int:
     """Return the parameters of one rank that forward multiplies with in fp8."""
     products = [p for o in operators for p in o.forward if isinstance(p, Kernel) and p.dtype == FP8]
-    return sum(n * k for _, _, n, k in map(_shape, products))
+    return sum(batch * n * k for batch, _, n, k in map(_shape, products))
 
 
 def weight_cast(e: Elements, params: int) -> Kernel:

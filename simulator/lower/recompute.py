@@ -1,6 +1,7 @@
 """Recomputation by operators: what forward saves of a layer, and what backward runs again.
 
-torchtitan's selective activation checkpointing with the option "op" (torchtitan,
+`lightly` is for "light", `by_operator` for "selective-op": torchtitan's selective activation
+checkpointing with the option "op" (torchtitan,
 models/llama/parallelize_llama.py, December 2024): of what a layer's operators return, fused
 attention's, reduce-scatters' and every second matrix product's is saved, in the order wq, wk, wv,
 wo, w1, w3, w2: wk, wo and w3 run again, as does all that is element-wise, each all-gather and each
@@ -148,3 +149,38 @@ RULES: Mapping[str, Callable[[Operator, Elements, Sizes], _Again]] = {
     **dict.fromkeys(("gelu", "silu", "relu", "relu2"), _activation),
 }
 """What is saved of each operator of a layer and run again; of others nothing, and all."""
+
+
+NORMS = ("attention norm", "mlp norm", "q norm", "kv norm")
+UP = ("q", "q up", "kv up", "rotary")
+ACTIVATIONS = ("gelu", "silu", "relu", "relu2")
+READERS = (
+    "qkv", "q down", "kv down", "fc1", "fc2", "router", "shared fc1", "shared fc2", "expert fc2",
+)  # fmt: skip
+"""Products that read what a norm or an activation function gives."""
+
+
+def lightly(layer: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """Return the operators of a layer that computes what is cheap again (`plan.recompute` "light").
+
+    Norms, activation functions and, where attention is latent and fused, what makes heads from few
+    numbers a token: DeepSeek-V3 (arXiv 2412.19437, section 3.2.3), Megatron-LM's
+    ``--recompute-modules layernorm moe_act mlp mla_up_proj``. What they give is not kept: casts of
+    it to fp8 run again too.
+    """
+    names = [o.name for o in layer]
+    up = "kv up" in names and "attention" in names
+
+    def one(o: Operator, following: str) -> Operator:
+        saved, again = o.kept_bytes, tuple[Part, ...]()
+        if o.name in NORMS or o.name in ACTIVATIONS:
+            again = o.forward
+        elif up and (o.name in UP or (o.name == "enter tp" and following in UP)):
+            saved, again = 0.0, o.forward
+        elif o.name in READERS:
+            saved, again = 0.0, _without_product(o)
+        elif up and o.core_input_bytes is not None:
+            saved -= o.core_input_bytes
+        return replace(o, saved_bytes=saved, again=tuple(p for p in again if not _is_scatter(p)))
+
+    return tuple(one(o, following) for o, following in zip(layer, [*names[1:], ""], strict=True))

@@ -40,12 +40,14 @@ class Segment(NamedTuple):
     stream: int
     layer: int = NONE
     gradient_bytes: float = 0.0
-    """Gradients that are complete when it ends."""
+    """Gradients that are complete when it ends, but those of experts."""
     beside: bool = False
     """Whether it is a flow that the chain does not wait for at once."""
     aside: bool = False
     """Whether it runs beside the last such flow; it waits for the one before that."""
     place: int = CHAIN
+    expert_bytes: float = 0.0
+    """Gradients of experts that are complete when it ends."""
 
 
 class Pass(NamedTuple):
@@ -129,7 +131,8 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
     """
     out: list[Segment] = []
     kernels: list[Kernel] = []
-    alloc = free = most = grads = 0.0  # `most` is alive at once of what these kernels bring
+    alloc = free = most = 0.0  # `most` is alive at once of what these kernels bring
+    grads = {False: 0.0, True: 0.0}  # by whether they are experts'
     aside = False
 
     def close() -> None:
@@ -144,11 +147,13 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
 
     def complete() -> None:
         """Hand over gradients where a run of kernels ends, whatever the detail."""
-        nonlocal grads
         close()
-        if grads and out:
-            out[-1] = out[-1]._replace(gradient_bytes=out[-1].gradient_bytes + grads)
-            grads = 0.0
+        if any(grads.values()) and out:
+            out[-1] = out[-1]._replace(
+                gradient_bytes=out[-1].gradient_bytes + grads[False],
+                expert_bytes=out[-1].expert_bytes + grads[True],
+            )
+            grads[False] = grads[True] = 0.0
 
     indexed = list(enumerate(block.operators))
     for index, operator in reversed(indexed) if run.reverse else indexed:
@@ -174,9 +179,9 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
             if i == own[-1]:
                 free += run.frees(operator, holding.kept(index, operator))
             if run.completes and i == own[-1]:
-                grads += holding.gradient(index, operator)
+                grads[operator.expert] += holding.gradient(index, operator)
         if run.completes and not own:
-            grads += holding.gradient(index, operator)
+            grads[operator.expert] += holding.gradient(index, operator)
     complete()
     return out
 
@@ -187,9 +192,11 @@ def recomputing(block: Block, detail: str, holding: Holding) -> tuple[list[Segme
     What is not saved comes alive as backward begins to run it again (`recompute`).
     """
     more = block.kept_bytes - sum(o.saved_bytes for o in block.operators)
+    runs = (any(isinstance(part, Kernel) for part in o.again) for o in block.operators)
+    begin = next((i for i, runs_again in enumerate(runs) if runs_again), None)
     again = RECOMPUTE._replace(parts=lambda o: o.again)
     saved = holding._replace(kept=lambda _index, o: o.saved_bytes)
-    regained = holding._replace(kept=lambda index, _o: 0.0 if index else more)
+    regained = holding._replace(kept=lambda index, _o: more if index == begin else 0.0)
     return segments(block, FORWARD, detail, saved), segments(block, again, detail, regained)
 
 
@@ -255,8 +262,10 @@ def _join(group: list[Segment]) -> list[Segment]:
         alloc, free = _level(works[0] + works[1])
         rows[at[0]] = moving(rows[at[0]], alloc=alloc)
         rows[at[-1]] = moving(rows[at[-1]], free=free)
-    total = sum(segment.gradient_bytes for segment in group)
-    rows[-1] = rows[-1]._replace(gradient_bytes=total)
+    rows[-1] = rows[-1]._replace(
+        gradient_bytes=sum(segment.gradient_bytes for segment in group),
+        expert_bytes=sum(segment.expert_bytes for segment in group),
+    )
     return rows
 
 

@@ -11,12 +11,14 @@ a block's gradients are reduced before the block after the next one begins.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from simulator.describe.model import Model
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.lower.places import layout
@@ -25,11 +27,13 @@ from simulator.lower.segments import (
     BRANCH,
     COMPUTE,
     DP,
+    EDP,
     REDUCE,
     UNSHARD,
     Segment,
     moving,
 )
+from simulator.lower.tensors import Tensors
 from simulator.program import (
     ACTION_CODE,
     NONE,
@@ -127,7 +131,7 @@ def stays(s: Scenario, block: str, *, is_first: bool, is_last: bool) -> int:
     embedding that shares its weight with the head of its own stage keeps it for the head.
     """
     turns = _turns_around(s)
-    shared = s.model.tie_word_embeddings and is_first and is_last and block == "embedding"
+    shared = s.model.shares_embedding and is_first and is_last and block == "embedding"
     shared = shared and s.run.trains_all  # frozen, it is gathered with the head again
     if shared or not s.plan.reshard_after_forward:
         return BY_MICROBATCH if turns and s.plan.pp == 1 else BY_STEP
@@ -211,22 +215,60 @@ def _on_work(
     return [*chain[:at], moving(chain[at], alloc, free), *chain[at + 1 :]]
 
 
-def updated(s: Scenario, update: Work, params: int) -> list[Segment]:
+def updated(s: Scenario, update: Work, trained: Tensors) -> list[Segment]:
     """Return the segments of an optimizer step.
 
     Under stages 1 and 2 each rank updates its shard and gathers the others' weights, with which
     the next forward begins.
     """
-    gather = regathered(s, params)
+    gather = regathered(s, trained)
     ready = [Segment(Work("weights ready", seconds=0.0), COMPUTE)] if gather else []
     return [Segment(update, COMPUTE), *gather, *ready]
 
 
-def regathered(s: Scenario, params: int) -> list[Segment]:
+def regathered(s: Scenario, trained: Tensors) -> list[Segment]:
     """Return how ranks get the weights that others have updated, where they hold them in full."""
-    if s.plan.shards == 1 or s.plan.zero == 3:
+    if s.plan.zero == 3:
         return []
-    return [Segment(Flow("all_gather", float(s.precision.weight * params)), UNSHARD)]
+    held = (
+        (trained.params - trained.experts, s.plan.shards, UNSHARD),
+        (trained.experts, expert_shards(s), EDP),
+    )
+    return [
+        Segment(Flow("all_gather", float(s.precision.weight * params)), stream)
+        for params, shards, stream in held
+        if params and shards > 1
+    ]
+
+
+def expert_replicas(s: Scenario) -> int:
+    """Return the ranks that hold the same part of the same experts, wherever their stage lies."""
+    has = isinstance(s.model, Model) and s.model.num_experts is not None
+    return s.plan.edp * layout(s).copies if has else 1
+
+
+def sums_experts(s: Scenario) -> bool:
+    """Return whether gradients of experts are summed over several ranks."""
+    return expert_replicas(s) > 1
+
+
+def expert_shards(s: Scenario) -> int:
+    """Return the ranks that divide the states of experts; under stage 1 all that hold them."""
+    return expert_replicas(s) if s.plan.zero else 1
+
+
+def own_share(s: Scenario, trained: Iterable[Tensors]) -> int:
+    """Return how many of the parameters that a rank trains it updates."""
+    every = [*trained]
+    experts = sum(t.experts for t in every)
+    dense = sum(t.params for t in every) - experts
+    return -(-dense // s.plan.shards) - (-experts // expert_shards(s))
+
+
+def expert_exchange(s: Scenario, size: float) -> list[Segment]:
+    """Return the sum of `size` bytes of gradients of experts over those that hold them."""
+    name = "reduce_scatter" if expert_shards(s) > 1 else "all_reduce"
+    return [Segment(Flow(name, size), EDP, place=BRANCH)]
 
 
 def waits(rank: Int32, stream: Int16, action: Int8, plan: Plan) -> Int32:

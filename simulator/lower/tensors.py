@@ -16,6 +16,8 @@ class Tensors(NamedTuple):
     """Trained parameters; those that are in no matrix are biases and weights of norms."""
 
     params: int
+    experts: int
+    """Of them those of experts."""
     hidden: Matrices
     """Of layers."""
     ends: Matrices
@@ -27,22 +29,23 @@ def tensors_of(blocks: Iterable[tuple[Block, int]], shared: bool) -> Tensors:
 
     Args:
         blocks: kinds of block, and how many of each the rank holds.
-        shared: whether the head's matrix is the embedding's and counted there.
+        shared: whether operators that use the embedding's matrix do so where it lies.
     """
-    params = 0
+    params = experts = 0
     found: dict[bool, Counter[tuple[int, int]]] = {True: Counter(), False: Counter()}
     for block, count in blocks:
         for operator in block.operators:
-            if shared and operator.name == "head":
+            if shared and operator.tied:
                 continue
             params += count * operator.trained
+            experts += count * operator.trained * operator.expert
             for shape in operator.matrices:
                 found[block.name == "layer"][shape] += count
     hidden, ends = (
         tuple((*shape, count) for shape, count in found[layer].items() if count)
         for layer in (True, False)
     )
-    return Tensors(params, hidden, ends)
+    return Tensors(params, experts, hidden, ends)
 
 
 def elements(matrices: Matrices) -> int:

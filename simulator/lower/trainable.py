@@ -17,11 +17,14 @@ from simulator.describe.run import Run
 from simulator.describe.scenario import Scenario
 from simulator.lower import layers
 from simulator.lower import operators as op
+from simulator.lower.context import ALONE
 from simulator.lower.latest import for_latest
-from simulator.lower.layers import Block, Blocks, Shapes
+from simulator.lower.layers import Block, Blocks
 from simulator.lower.operators import Operator
 from simulator.lower.places import layout
+from simulator.lower.quantised import fp8_weights
 from simulator.lower.quantization import fake_quantized
+from simulator.lower.shapes import Shapes, shapes
 from simulator.lower.tensors import Tensors, tensors_of
 from simulator.program import Kernel
 from simulator.schedules import Action, Actions, cells
@@ -60,14 +63,14 @@ class Tuned(NamedTuple):
 @for_latest
 def tuned(s: Scenario) -> Tuned:
     """Return the blocks of a scenario as one rank of a tensor-parallel group computes them."""
-    return _tuned(s.model, layers.shapes(s), Tuning.of(s.run))
+    return _tuned(s.model, shapes(s), Tuning.of(s.run))
 
 
 @lru_cache(maxsize=256)
 def _tuned(model: Model | ResNet, x: Shapes, tuning: Tuning) -> Tuned:
     parts, e = layers.blocks(model, x), x.elements
-    if isinstance(model, ResNet):  # which is trained whole
-        return Tuned(parts, _frozen(parts.layer))
+    if isinstance(model, ResNet) or parts.further or len(set(parts.kinds)) > 1 or model.num_experts:
+        return Tuned(parts, _frozen(parts.layer))  # these are trained whole
     embedding, layer, head = parts.embedding, parts.layer, parts.head
     if tuning.fake_quantization:
         layer, head = (_each(b, partial(_rounded, e=e)) for b in (layer, head))
@@ -78,7 +81,7 @@ def _tuned(model: Model | ResNet, x: Shapes, tuning: Tuning) -> Tuned:
         layer = _each(layer, partial(_adapted, e=e, tuning=tuning))
         head = _each(head, partial(_weight_frozen, e=e))
     elif tuning.embedding_frozen and model.tie_word_embeddings:
-        head = _each(head, lambda o: _weight_frozen(o, e) if o.name == "head" else o)
+        head = _each(head, lambda o: _weight_frozen(o, e) if o.tied else o)
     if tuning.embedding_frozen:
         embedding = _frozen(embedding)
     every = (layer,) * len(parts.layers)
@@ -184,7 +187,8 @@ def _copied_out(o: Operator, shape: tuple[int, int], e: op.Elements, stored: flo
 class Stage(NamedTuple):
     """What a stage holds."""
 
-    num_layers: int
+    layers: tuple[int, ...]
+    """For each of its layers the model's first one like it."""
     is_first: bool
     is_last: bool
     num_frozen: int
@@ -192,17 +196,24 @@ class Stage(NamedTuple):
     has_both_ends: bool
     """Whether its ranks hold the first stage and the last."""
 
+    @property
+    def num_layers(self) -> int:
+        """Layers of the stage."""
+        return len(self.layers)
+
 
 def stages(s: Scenario) -> tuple[Stage, ...]:
     """Return what each stage holds."""
-    out, left, last = [], s.run.frozen_layers, s.plan.num_stages - 1
+    out, left, last = list[Stage](), s.run.frozen_layers, s.plan.num_stages - 1
+    kinds, start = tuned(s).blocks.kinds, 0
     ranks_of = layout(s).ranks_of
     whole = ranks_of[0] == ranks_of[last]
     for number, count in enumerate(s.layers_per_stage):
         is_first, is_last = number == 0, number == last
         both = whole and (is_first or is_last)
-        out.append(Stage(count, is_first, is_last, min(left, count), both))
-        left -= out[-1].num_frozen
+        of = kinds[start : start + count]
+        out.append(Stage(of, is_first, is_last, min(left, count), both))
+        left, start = left - out[-1].num_frozen, start + count
     return tuple(out)
 
 
@@ -236,17 +247,17 @@ def without_backward(actions: Actions, stages: int) -> Actions:
 
 
 def shares_embedding(s: Scenario, stage: Stage) -> bool:
-    """Return whether the head of a stage shares the embedding of its own rank.
+    """Return whether a stage uses the embedding's matrix where its own rank holds it.
 
-    It has no gradient then but the embedding's.
+    What does so has no gradient of its own then.
     """
-    return s.model.tie_word_embeddings and stage.is_last and stage.has_both_ends
+    return s.model.shares_embedding and stage.is_last and stage.has_both_ends
 
 
 def layer_runs(parts: Tuned, stage: Stage) -> list[tuple[Block, range]]:
     """Return the layers of a stage: blocks, and the numbers of those in a row that are one."""
     if not stage.num_frozen:
-        return parts.blocks.runs(stage.num_layers)
+        return parts.blocks.runs(stage.layers)
     frozen, trained = range(stage.num_frozen), range(stage.num_frozen, stage.num_layers)
     runs = [(parts.still, frozen), (parts.blocks.layer, trained)]
     return [(block, numbers) for block, numbers in runs if numbers]
@@ -257,13 +268,13 @@ def _held(parts: Tuned, stage: Stage) -> list[tuple[Block, int]]:
     return [
         (parts.blocks.embedding, int(stage.is_first)),
         *((block, len(numbers)) for block, numbers in layer_runs(parts, stage)),
-        (parts.blocks.head, int(stage.is_last)),
+        *((block, int(stage.is_last)) for block in parts.blocks.ends),
     ]
 
 
 def embedding_weight(parts: Blocks) -> int:
-    """Return the parameters of the matrix that a tied embedding and head share."""
-    return next(o.params for o in parts.head.operators if o.name == "head")
+    """Return the parameters of the embedding's matrix that the end of the model uses too."""
+    return sum(o.params for block in parts.ends for o in block.operators if o.tied)
 
 
 def stage_params(s: Scenario, stage: Stage) -> int:
@@ -291,6 +302,18 @@ def _spared_bytes(s: Scenario, block: Block) -> float:
     return sum(o.quantized for o in block.operators) * spared
 
 
+def low_weights(parts: Tuned, stage: Stage) -> int:
+    """Return the parameters of a stage that forward multiplies with in fp8."""
+    held = _held(parts, stage)
+    return sum(count * fp8_weights(block.operators) for block, count in held if count)
+
+
+def repeated_matrices(parts: Tuned, stage: Stage) -> int:
+    """Return the parameters of a stage that every tp rank holds whole, but those of norms."""
+    held = _held(parts, stage)
+    return sum(n * o.trained for block, n in held if n for o in block.operators if o.repeated)
+
+
 def weight_bytes(s: Scenario, block: Block) -> float:
     """Return what the weights of a block take where they compute, some in `run.base_weights`."""
     return s.precision.weight * block.params - _spared_bytes(s, block)
@@ -299,8 +322,9 @@ def weight_bytes(s: Scenario, block: Block) -> float:
 def _whole(s: Scenario) -> Tuned:
     """Return the blocks that one rank alone would compute, of one sample."""
     x = replace(
-        layers.shapes(s), microbatch_size=1, tp=1, sequence_parallel=False, tp_overlap="none"
-    )
+        shapes(s), microbatch_size=1, tp=1, sequence_parallel=False, tp_overlap="none",
+        context=ALONE,
+    )  # fmt: skip
     return _tuned(s.model, x, Tuning.of(s.run))
 
 

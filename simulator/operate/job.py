@@ -11,7 +11,8 @@ from simulator.describe.operations import Operations
 from simulator.describe.optimizer import OPTIMIZERS
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
-from simulator.lower.trainable import parameters
+from simulator.lower.optimizers import saved_state_bytes
+from simulator.lower.trainable import parameters, stage_tensors, stages
 from simulator.operate.interval import INTERVALS
 from simulator.program import Int64
 
@@ -103,11 +104,24 @@ def state_bytes(s: Scenario) -> float:
 
     The fp32 master copy, or the weight where there is none, and the optimizer's states; of what is
     not trained the weight alone. 8.03e9 parameters under Adam are 8.03e9 x 12 B = 96.4 GB. Copies
-    in lower precision are made anew, gradients are not saved.
+    in lower precision are made anew, gradients are not saved. Matrices of Adafactor and Muon keep
+    less, as the ranks hold them.
+
+    Raises:
+        DescriptionError: when that is so of experts on ranks of their own.
     """
-    held, precision = parameters(s), s.precision
-    trained = (precision.master or precision.weight) + OPTIMIZERS[s.run.optimizer].state_bytes
-    return float(held.trained * trained + (held.total - held.trained) * precision.weight)
+    held, precision, rule = parameters(s), s.precision, OPTIMIZERS[s.run.optimizer]
+    trained = (precision.master or precision.weight) + rule.state_bytes
+    size = float(held.trained * trained + (held.total - held.trained) * precision.weight)
+    if not (rule.factored or rule.orthogonal):
+        return size
+    if s.plan.ep > 1:
+        raise DescriptionError(
+            f"operations.checkpoint.state is missing: what {s.run.optimizer} keeps of experts on "
+            "plan.ep ranks is not counted; state the bytes of a checkpoint"
+        )
+    less = sum(saved_state_bytes(s.run.optimizer, stage_tensors(s, one)) for one in stages(s))
+    return size - s.plan.tp * less
 
 
 def saving(s: Scenario, ops: Operations) -> Saving:

@@ -6,13 +6,15 @@ workspaces and what the framework reserves are left out.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from simulator.describe.model import Model
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
-from simulator.lower.layers import blocks, shapes
+from simulator.lower.layers import blocks
+from simulator.lower.shapes import Routing, shapes
 from simulator.lower.trainable import embedding_weight
 from simulator.report.text import table
 from simulator.units import format_bytes
@@ -82,8 +84,12 @@ def kv_cache_bytes_per_token(model: Model, tp: int = 1) -> int:
 
     2 (key and value) x layers x key-value heads / tp x head size x 2 bytes of bf16: Kwon et al.,
     2023 (arXiv 2309.06180), section 3, with the shared heads of grouped-query attention (Ainslie et
-    al., 2023, arXiv 2305.13245).
+    al., 2023, arXiv 2305.13245). With latent attention layers x (kv_lora_rank + qk_rope_head_dim)
+    x 2 bytes, whole on each GPU (DeepSeek-V2, arXiv 2405.04434, section 2.1.4).
     """
+    if model.kv_lora_rank is not None:
+        width = model.kv_lora_rank + (model.qk_rope_head_dim or 0)
+        return model.num_hidden_layers * width * HALF
     heads = model.num_key_value_heads // tp
     return 2 * model.num_hidden_layers * heads * model.head_dim * HALF
 
@@ -109,28 +115,18 @@ _NONE = "what serving takes is told of decoders only, which keep a cache; {} is 
 
 def weight_bytes(s: Scenario, how: Quantised | None = None) -> float:
     """Return the bytes of the whole model's weights on each of the plan's tp GPUs."""
-    model, layers = decoder(s), s.model.num_hidden_layers
-    parts = blocks(model, shapes(s))
-    params = parts.embedding.params + layers * parts.layer.params + parts.head.params
+    model = replace(decoder(s), num_nextn_predict_layers=0)  # which only training needs
+    x = replace(shapes(s), routing=Routing(etp=s.plan.tp))  # experts are divided like all else
+    parts = blocks(model, x)
+    params = parts.embedding.params + parts.head.params + sum(b.params for b in parts.layers)
     if model.tie_word_embeddings:
         params -= embedding_weight(parts)
     if how is None:
         return float(HALF * params)
-    products = _products(model, s.plan.tp)
-    rest = params - layers * sum(inputs * outputs for inputs, outputs in products)
-    return HALF * rest + layers * sum(_stored(how, *size) for size in products)
-
-
-def _products(model: Model, tp: int) -> list[tuple[int, int]]:
-    """Return inputs and outputs of a layer's matrices on one rank, as `lower.layers` divides."""
-    hidden, inner = model.hidden_size, model.intermediate_size // tp
-    queries, keys = model.num_attention_heads // tp, model.num_key_value_heads // tp
-    return [
-        (hidden, (queries + 2 * keys) * model.head_dim),
-        (queries * model.head_dim, hidden),
-        (hidden, (2 if model.gated_mlp else 1) * inner),
-        (inner, hidden),
-    ]
+    operators = [o for b in parts.layers for o in b.operators if o.name != "router"]
+    held = Counter(matrix for o in operators for matrix in o.matrices)
+    rest = params - sum(n * inputs * outputs for (inputs, outputs), n in held.items())
+    return HALF * rest + sum(n * _stored(how, *size) for size, n in held.items())
 
 
 def _stored(how: Quantised, inputs: int, outputs: int) -> float:
@@ -173,16 +169,25 @@ def inference_text(s: Scenario) -> str:
         for name, w in i.weights.items()
     ]  # fmt: skip
     each, over = (f" on each of {i.tp} GPUs (tp)", f" / {i.tp}") if i.tp > 1 else ("", "")
+    cached = (
+        f"2 x {model.num_hidden_layers} layers x {model.num_key_value_heads} key-value heads{over} "
+        f"x {model.head_dim}"
+    )
+    if model.is_latent:
+        cached = (
+            f"{model.num_hidden_layers} layers x ({model.kv_lora_rank} latent + "
+            f"{model.qk_rope_head_dim} rotated)"
+        )
+    token = format_bytes(i.kv_cache_bytes_per_token)
     batches = (f"{format_bytes(n * i.kv_cache_bytes_per_sequence)} for {n}" for n in BATCHES)
     scales = "; ".join(f"{name} has {how}" for name, how in FORMATS.items() if how is not None)
     return "\n".join([
         table(rows),
-        f"KV cache {format_bytes(i.kv_cache_bytes_per_token)} a token{each}: 2 x "
-        f"{model.num_hidden_layers} layers x {model.num_key_value_heads} key-value heads{over} x "
-        f"{model.head_dim} x {HALF} bytes",
+        f"KV cache {token} a token{each}: {cached} x {HALF} bytes",
         f"  {', '.join(batches)} {tokens}",
         scales,
-        "embedding, head, norms and biases stay bf16; activations and workspaces are left out, and "
+        f"embedding, head, norms{', routers' if model.num_experts else ''} and biases stay bf16; "
+        "activations and workspaces are left out, and "
         f"there is no pipeline{', on the smallest kind of device' * s.cluster.is_mixed}",
     ])  # fmt: skip
 

@@ -219,7 +219,9 @@ def device_tints(s: Scenario, drawing: Drawing) -> tuple[str, dict[str, str]]:
     ranks = {name: int(b.label) for name, b in drawing.boxes.items() if b.kind == "gpu" and b.label}
     at = {name: mesh.coordinates(rank) for name, rank in ranks.items()}
     keys = {
-        "tp group": {name: (a["dp"], a["pp"]) for name, a in at.items() if mesh.tp > 1},
+        "tp group": {
+            name: (a["dp"], a["pp"] * mesh.cp + a["cp"]) for name, a in at.items() if mesh.tp > 1
+        },
         "stage": {name: (0, a["pp"]) for name, a in at.items()},
         "replica": {name: (a["dp"], 0) for name, a in at.items() if mesh.tp * mesh.pp > 1},
     }

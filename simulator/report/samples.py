@@ -43,7 +43,12 @@ def model_assumptions(s: Scenario) -> list[str]:
             "each rank's own microbatch, nothing is in place, and products have no workspace of "
             "their own",
         ]
-    full = "MFU counts attention in full (12 x layers x hidden x sequence a token)"
+    size = "12 x layers x hidden x sequence"
+    if s.model.is_latent:
+        size = "6 x layers x heads x sizes of key and value x sequence"
+    full = f"MFU counts attention in full ({size} a token)"
+    if s.model.num_experts is not None:
+        full = f"MFU counts of experts those that a token goes to, and attention in full ({size})"
     if s.model.causal:
         return [f"{full} though causal kernels skip half of it"]
     out = [f"{full}, as it is computed; no token is padding"]

@@ -39,6 +39,12 @@ def schedule_assumptions(s: Scenario) -> list[str]:
             "ranks update before they know the norm of the whole pipeline; it goes along with the "
             "pipeline at no cost, and no update is ever taken back"
         )
+    if found.updates:
+        out.append(
+            "weights are updated after every microbatch, and steps follow without a flush; ranks "
+            f"keep {', '.join(map(str, found.versions))} versions of their weights, and no step is "
+            "worth less for gradients of older ones"
+        )
     if s.target is not None:
         out.append(_made_for(s, s.target))
     note = schedule_of(plan.schedule).note

@@ -21,6 +21,8 @@ from simulator.lower.sharding import is_gathering
 from simulator.lower.trainable import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Int64, Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
+from simulator.report.context import context_assumptions
+from simulator.report.experts import expert_assumptions
 from simulator.report.offload import host_memory, offload_assumptions, offloads
 from simulator.report.samples import model_assumptions
 from simulator.report.schedule import schedule_assumptions
@@ -300,6 +302,7 @@ def assumptions(s: Scenario) -> list[str]:
         out.append(_beside_communication(s.run.overlap_slowdown))
     if plan.tp > 1:
         out.append(TP_OVERLAP[plan.tp_overlap])
+    out += context_assumptions(s) + expert_assumptions(s)
     if is_summed(s):
         how = "all-reduced"
         if plan.num_servers:
@@ -361,6 +364,8 @@ def _low_precision(s: Scenario) -> list[str]:
 
 def _saved_operators(s: Scenario) -> list[str]:
     """Return what is assumed of layers that recompute operator by operator."""
+    if s.plan.recompute == "light":
+        return ["all that a layer has not kept comes alive as its backward begins"]
     if s.plan.recompute != "selective-op":
         return []
     return [

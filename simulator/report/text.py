@@ -11,6 +11,7 @@ import numpy as np
 
 from simulator.describe.cluster import Cluster
 from simulator.describe.scenario import Scenario
+from simulator.lower.layers import active_parameters
 from simulator.lower.trainable import parameters
 from simulator.program import ACTIONS, NONE
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
@@ -72,6 +73,8 @@ def _headline(s: Scenario) -> list[str]:
     sharding = f", {sharding_name(plan)}" if plan.shards > 1 else ""
     held = parameters(s)
     trained = f", {format_count(held.trained)} of them trained" * (not run.trains_all)
+    active = active_parameters(s.model)
+    trained += f", of which a token meets {format_count(active)}" * (active < held.total)
     return [
         s.name,
         f"  model       {s.model.name}, {format_count(held.total)} parameters{trained}",
@@ -237,7 +240,8 @@ def result_dict(result: Result) -> dict[str, Any]:
     out: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
     if result.scenario is not None:
         out["scenario"] = dataclasses.asdict(result.scenario)
-        out["parameters"] = parameters(result.scenario)._asdict()
+        counts = parameters(result.scenario)._asdict()
+        out["parameters"] = counts | {"active": active_parameters(result.scenario.model)}
         out["summary"] = {**dataclasses.asdict(result.summary), "fits": result.summary.fits}
         out["assumptions"] = assumptions(result.scenario)
     else:

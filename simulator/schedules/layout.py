@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
+from simulator.schedules.action import Action, Actions
 from simulator.schedules.passes import stages_of_ranks
 from simulator.schedules.schedule import Schedule
 from simulator.schedules.table import lists_of
@@ -21,7 +23,10 @@ class Layout(NamedTuple):
     pairs: bool
     """Whether some forward runs together with a backward."""
     updates: bool
-    """Whether weights are updated after every microbatch."""
+    """Whether weights are updated after every microbatch, and steps follow without a flush."""
+    versions: tuple[int, ...]
+    """Versions of its weights that each rank keeps: where they are updated so, one for each
+    microbatch between its forward and its backward."""
 
     @property
     def copies(self) -> int:
@@ -51,5 +56,22 @@ def layout_of(
         stages=stages_of_ranks(actions),
         splits=any(kind in ("I", "W") for kind, _ in kinds),
         pairs=any(paired for _, paired in kinds),
-        updates=("OPT", False) in kinds,
+        updates=(updates := ("OPT", False) in kinds),
+        versions=tuple(_in_flight(row) if updates else 1 for row in actions),
     )
+
+
+def _in_flight(row: tuple[Action, ...]) -> int:
+    """Return the most forwards of a list whose backward is not done."""
+    change = {"F": 1, "B": -1, "W": -1}
+    return max(accumulate(change.get(action.kind, 0) for action in row), default=0)
+
+
+def cut_after(actions: Actions, microbatch: int) -> Actions:
+    """Return lists that end when their ranks have updated weights with a microbatch."""
+
+    def length(row: tuple[Action, ...]) -> int:
+        ends = (i for i, a in enumerate(row) if a.kind == "OPT" and a.microbatch == microbatch)
+        return max(ends, default=len(row) - 1) + 1
+
+    return tuple(row[: length(row)] for row in actions)

@@ -261,15 +261,13 @@ def simumax_memory(row: Row) -> Case:
 def _simumax(row: Row) -> tuple[Table, Table, Table, Table]:
     if row["model"] not in SIMUMAX:
         raise DescriptionError("mixture of experts is not built")
-    if row["cp"] not in ("", "1"):
-        raise DescriptionError("context parallelism is not built")
     tp = int(row["tp"])
     model = {
         **SIMUMAX[row["model"]], "num_hidden_layers": int(row["layers"]),
         "vocab_size": padded(128256, tp),
     }  # fmt: skip
     plan = {
-        **degrees(row), "microbatch_size": int(row["mbs"]), "zero": 1,
+        **degrees(row), "cp": int(row["cp"] or 1), "microbatch_size": int(row["mbs"]), "zero": 1,
         "sequence_parallel": tp > 1, **at_the_end(int(row["dp"])), **overlapped(row),
         **blocking(int(row["pp"]), tp, sequence=tp > 1),
     }  # fmt: skip

@@ -134,8 +134,8 @@ def blocking(pp: int, tp: int = 1, *, sequence: bool = False) -> Table:
     return {"p2p_overlap": False, "scatter_gather": tp > 1 and not sequence}
 
 
-RANK_ORDER = {"order": ["pp", "dp", "tp"]}
-"""Megatron-LM's ranks: tensor parallelism innermost, then data, pipeline stages outermost
+RANK_ORDER = {"order": ["pp", "dp", "cp", "tp"]}
+"""Megatron-LM's ranks: tensor parallelism innermost, then context, data, pipeline stages outermost
 (megatron/core/parallel_state.py)."""
 
 

@@ -21,7 +21,11 @@ from simulator.validate.scenarios import (
     step_seconds,
 )
 
-NO_CONTEXT_PARALLEL = "context parallelism is not built"
+
+def context(cp: int, style: str) -> Table:
+    """Return what a plan says of ranks that divide each sequence."""
+    return {"cp": cp, "cp_style": style} if cp > 1 else {}
+
 
 # --- MosaicML llm-foundry ---------------------------------------------------------------------
 
@@ -102,8 +106,6 @@ def torchtitan_memory(row: Row) -> Case:
 
 
 def _torchtitan(row: Row) -> Scenario:
-    if row["cp"] not in ("", "1"):
-        raise DescriptionError(NO_CONTEXT_PARALLEL)
     if row["float8"] == "fp8 rowwise":
         raise DescriptionError("fp8 with a scale for each row is not built")
     ranks, tp, pp = int(row["n_gpus"]), int(row["tp"]), int(row["pp"])
@@ -114,7 +116,7 @@ def _torchtitan(row: Row) -> Scenario:
         "microbatch_size": int(row["local_batch"]) // (pp * chunks), "sequence_parallel": tp > 1,
         "tp_overlap": "all" if row["async_tp"] == "1" else "none",
         "recompute": TITAN_RECOMPUTE[row["act_ckpt"]], "reshard_after_forward": pp == 1,
-        **interleaved(chunks),
+        **interleaved(chunks), **context(int(row["cp"] or 1), "all_gather"),
     }  # fmt: skip
     if chunks > 1:
         plan["layers_per_stage"] = _spread(126, pp * chunks)  # of the 405B
@@ -157,15 +159,17 @@ def nemo(row: Row) -> Case:
     _refuse_nemo(row)
     ranks, sequence, batch = int(row["n_gpus"]), int(row["seq_len"]), int(row["gbs"])
     chunks = int(row["vp"]) if row["vp"].isdigit() else 1
-    tp, pp = int(row["tp"]), int(row["pp"])
+    tp, pp, cp = int(row["tp"]), int(row["pp"]), int(row["cp"] or 1)
+    style = "all_gather" if row["product"] == "NeMo Automodel" else "ring"
     name = NEMO_MODELS[row["model"]]
     model: Table = {"from": name}
     if name.startswith("gpt3"):
         model["vocab_size"] = padded(VOCAB, tp)
     plan: Table = {
-        "dp": ranks // (tp * pp), "tp": tp, "pp": pp, "microbatch_size": int(row["mbs"]),
+        "dp": ranks // (tp * pp * cp), "tp": tp, "pp": pp, "microbatch_size": int(row["mbs"]),
         "sequence_parallel": tp > 1, "tp_overlap": "all" if tp > 1 else "none",
         "zero": 1 if row["fsdp"] in ("", "0") else 3, **interleaved(chunks), **RANK_ORDER,
+        **context(cp, style),
         **(blocking(pp, tp, sequence=tp > 1) if chunks == 1 else {}),
     }  # fmt: skip
     if name == "llama-3-405b" and pp > 1:  # 126 layers; embedding and head count as one each
@@ -198,7 +202,6 @@ def _refuse_nemo(row: Row) -> None:
         "LoRA and fine-tuning are not built": row["kind"] != "pretrain",
         "mixture of experts and hybrid state-space models are not built":
             model not in NEMO_MODELS,
-        NO_CONTEXT_PARALLEL: row["cp"] not in ("", "1"),
         "block-scaled fp8 and fp4 (MXFP8, NVFP4) are not built":
             fine in ("MXFP8", "NVFP4", "FP8-MX"),
         "the summary prints this quantisation in parentheses and does not name it":
@@ -217,11 +220,10 @@ LLAMA3_STAGES = (1, *[2] * 62, 1)
 
 def llama3(row: Row) -> Case:
     """TFLOP/s a GPU of Llama 3 405B, as seconds of a step by the report's convention of FLOPs."""
-    if row["cp"] != "1":
-        raise DescriptionError(NO_CONTEXT_PARALLEL)
-    ranks, dp = int(row["n_gpus"]), int(row["dp"])
+    ranks, tp, pp, cp = (int(row[name]) for name in ("n_gpus", "tp", "pp", "cp"))
+    dp = ranks // (tp * pp * cp)
     plan: Table = {
-        "dp": dp, "tp": int(row["tp"]), "pp": int(row["pp"]), "sequence_parallel": True,
+        "dp": dp, "tp": tp, "pp": pp, **context(cp, "all_gather"), "sequence_parallel": True,
         "zero": 3, "reshard_after_forward": False, "microbatch_size": 1,
         "layers_per_stage": list(LLAMA3_STAGES), **interleaved(4),
     }  # fmt: skip

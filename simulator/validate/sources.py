@@ -225,6 +225,7 @@ SOURCES = (
             "selective checkpointing is that by operators (llama3_8b.toml); async TP hides the "
             "shorter of a collective and its product whole",
             "a microbatch for each stage (torchtitan's default); two chunks a rank interleaved",
+            "context parallelism gathers K and V (its rotate method \"allgather\")",
         ),
     ),
     Source(
@@ -257,6 +258,7 @@ SOURCES = (
             "GPT-3 5B and 20B of NeMo-Framework-Launcher, vocabulary padded to 128 x tp, dropout "
             "0.1; Nemotron-340B rotates all of its heads, not half",
             "Llama 3.1 405B counts embedding and head as a layer each when stages are cut",
+            "context parallelism is a ring (Megatron-LM's default); Automodel gathers K and V",
         ),
     ),
     Source(
@@ -272,6 +274,10 @@ SOURCES = (
             "first and the last stage, but states no number), no recomputation",
             "FSDP that keeps weights gathered after the forward; DGX H100 with 8 x 400 Gb/s; "
             "oversubscription between pods is not modelled",
+            "K and V gathered over cp (its section 3.3.2), causal masks over whole sequences; dp "
+            "is what tp, cp and pp leave of the GPUs: 8 where the row prints 4",
+            "attention counts in full among the FLOPs, which the paper does not say; counted half "
+            "the row of cp 16 would be 5.6 % too long",
         ),
     ),
     Source(

@@ -1,0 +1,125 @@
+"""What the operators of a model depend on, besides the model itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from simulator.describe.experts import expert_shares
+from simulator.describe.model import Model
+from simulator.describe.scenario import Scenario
+from simulator.lower import operators as op
+from simulator.lower.context import ALONE, Context
+from simulator.lower.latest import for_latest
+from simulator.lower.places import layout
+
+IMAGE_SIZE = 224
+"""Pixels along each side where it does not matter, as to parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How the tokens of a layer reach its experts, and how those are divided."""
+
+    ep: int = 1
+    etp: int = 1
+    load: tuple[float, ...] | None = None
+    """Share of all copies of tokens that goes to each expert; even when absent."""
+    capacity: float | None = None
+    padded: bool = False
+    dispatch: str = "all_to_all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """What the operators of a model depend on, besides the model itself."""
+
+    microbatch_size: int
+    sequence_length: int
+    tp: int
+    elements: op.Elements
+    attention: str
+    sequence_parallel: bool = False
+    tp_overlap: str = "none"
+    compiled: bool = False
+    loss_in_place: bool = True
+    megatron_head: bool = False
+    """Whether the head's product is Megatron-LM's own, with its placeholder for the gradient."""
+    image_size: int = IMAGE_SIZE
+    """Pixels along each side, where samples are images."""
+    context: Context = ALONE
+    """Ranks that divide each sequence."""
+    routing: Routing = Routing()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one microbatch on one context-parallel rank."""
+        return self.microbatch_size * (self.sequence_length // self.context.ranks)
+
+    @property
+    def divided(self) -> int:
+        """Ranks that gather each other's part of the sequence."""
+        return self.tp if self.sequence_parallel else 1
+
+    @property
+    def local_tokens(self) -> int:
+        """Tokens that one rank norms, adds and drops out."""
+        return self.tokens // self.tp if self.sequence_parallel else self.tokens
+
+
+@for_latest
+def shapes(s: Scenario) -> Shapes:
+    """Return what the operators of a scenario depend on."""
+    p = s.precision
+    accumulation = "fused" if s.run.fused_accumulation else "separate"
+    alone = s.num_microbatches == 1 or layout(s).updates
+    if alone or (s.plan.zero > 1 and s.plan.shards > 1):
+        accumulation = "none"  # shards are added, which takes next to nothing
+    return Shapes(
+        microbatch_size=s.plan.microbatch_size,
+        sequence_length=s.sequence_length,
+        tp=s.plan.tp,
+        elements=_casting(
+            op.Elements(
+                p.activation, p.weight, p.gradient, p.matmul, accumulation,
+                placeholder=s.run.linear_layers == "megatron",
+            ),
+            s,
+        ),
+        attention=s.run.attention,
+        sequence_parallel=s.plan.sequence_parallel,
+        tp_overlap=s.plan.tp_overlap,
+        compiled=s.run.compiled,
+        loss_in_place=s.run.loss_in_place,
+        megatron_head=s.run.linear_layers != "torch",
+        image_size=s.run.image_size or IMAGE_SIZE,
+        context=Context(s.plan.cp, s.plan.cp_style, s.plan.cp_balance == "zigzag"),
+        routing=_routing(s),
+    )  # fmt: skip
+
+
+def _routing(s: Scenario) -> Routing:
+    if not isinstance(s.model, Model) or s.model.num_experts is None:
+        return Routing()
+    plan = s.plan
+    return Routing(
+        ep=plan.ep,
+        etp=plan.etp,
+        load=expert_shares(s.model, s.run, plan.ep),
+        capacity=plan.expert_capacity,
+        padded=plan.expert_padding,
+        dispatch=plan.expert_dispatch,
+    )
+
+
+def _casting(e: op.Elements, s: Scenario) -> op.Elements:
+    """Return elements with what casting them to fp8 moves: read, written, written transposed."""
+    if s.precision.linear != "fp8":
+        return e
+    reads = 1 if s.run.fp8_scaling == "delayed" or s.run.compiled else 2
+    return replace(
+        e,
+        cast=reads * e.activation + 1,
+        keeps_low=s.run.fp8_kept,
+        transposed=int(s.cluster.node.device.architecture != "blackwell"),
+        cast_weights=s.plan.zero == 3 and s.plan.shards > 1,
+    )
