@@ -16,6 +16,8 @@ from simulator.lower import Actions, lower, lower_schedule
 from simulator.report.result import Moves, Result
 from simulator.schedules import (
     BUBBLE_FRACTION,
+    Target,
+    Times,
     actions_of,
     check_actions,
     check_progress,
@@ -77,6 +79,7 @@ def simulate_schedule(
     input_grad: float | None = None,
     pair: float | None = None,
     latency: float = 0.0,
+    memory: float | None = None,
     engine: str = "compiled",
 ) -> Result:
     """Run a schedule whose stages all take the same stated times.
@@ -97,6 +100,8 @@ def simulate_schedule(
         pair: seconds of a forward and a backward that run together, likewise; those of both when
             absent.
         latency: seconds of a message between neighbouring stages.
+        memory: most that a rank may keep, in what 1F1B keeps on its first rank, for the name of a
+            schedule that is made to measure (ZB-auto); 1 when absent. It is made for these times.
         engine: a key of `simulator.engine.ENGINES`.
 
     Raises:
@@ -126,8 +131,11 @@ def simulate_schedule(
         problems.append(
             f"microbatch_group {microbatch_group!r} is for the name of a schedule with rounds"
         )
+    if not isinstance(schedule, str) and memory is not None:
+        problems.append(f"memory {memory!r} is for the name of a schedule that is made to measure")
     if problems:
         raise DescriptionError(problems)
+    first = backward / 2 if input_grad is None else input_grad
     notes: tuple[str, ...] = ()
     stages_of_rank, title = 1.0, "schedule"
     if isinstance(schedule, str):
@@ -137,13 +145,15 @@ def simulate_schedule(
         chunks = chunks or known.chunks[0]
         notes = pipeline_notes(schedule, stages, microbatches, chunks)
         title = Path(schedule).name if is_file(schedule) else schedule_name(schedule)
-        schedule = actions_of(schedule, stages, microbatches, chunks, group=microbatch_group)
+        target = stated_target(schedule, Times(forward, first, backward - first, latency), memory)
+        schedule = actions_of(
+            schedule, stages, microbatches, chunks, group=microbatch_group, target=target
+        )
         stages_of_rank = chunks / known.copies
     else:
         schedule = read_actions(schedule)
         check_actions(schedule)
         check_progress(schedule)
-    first = backward / 2 if input_grad is None else input_grad
     program = lower_schedule(
         schedule,
         forward=forward / stages_of_rank,
@@ -155,6 +165,21 @@ def simulate_schedule(
     )
     timeline = run(program, price(program), engine)
     return Result(program, timeline, None, notes, actions=schedule, title=title)
+
+
+def stated_target(schedule: str, times: Times, memory: float | None) -> Target | None:
+    """Return what a schedule of a name is made for, or None where it is the same for all times.
+
+    Raises:
+        DescriptionError: when memory is given to a schedule that is not made to measure.
+    """
+    if "target" in schedule_of(schedule).takes:
+        return Target(times, 1.0 if memory is None else memory)
+    if memory is not None:
+        raise DescriptionError(
+            f"memory {memory:g} is for schedules made to measure, as ZB-auto, not {schedule}"
+        )
+    return None
 
 
 def _out_of_range(**times: object) -> list[str]:
