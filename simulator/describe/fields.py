@@ -45,6 +45,13 @@ class Catalogued:
     folder: str
 
 
+@dataclass(frozen=True, slots=True)
+class OrFile:
+    """The field is a name, or a file's path with this ending, from the description's folder."""
+
+    suffix: str
+
+
 MOST = 10**15
 """Above it no count makes sense, and products of two leave whole numbers of 64 bits."""
 
