@@ -263,7 +263,7 @@ def _schedule(s: Scenario) -> Iterator[str]:
     )
     if complaint:
         yield f"plan.schedule {complaint}"
-    else:
+    elif s.num_microbatches:
         problems = list(target_problems(plan))
         yield from problems or schedule_contradictions(s.model, plan, s.run, s.num_microbatches)
 
