@@ -1,4 +1,4 @@
-"""The command line: ``trainsim run|check|show|validate``.
+"""The command line: ``trainsim run|check|show|import|validate``.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed while running, 2 wrong
 input, 3 the answer is no (does not fit, deadlock), 130 interrupted. Heavy modules load when a
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 
+from simulator.cli_import import import_group
 from simulator.errors import DescriptionError, TrainsimError
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ def cli() -> None:
 
     SCENARIO is a TOML file, or the name of one in the catalogue (trainsim show catalog).
     """
+
+
+cli.add_command(import_group)
 
 
 @cli.command()
@@ -289,6 +293,22 @@ def show_collective(
     click.echo(
         collective_text(op, parse_sizes(sizes), cluster, algorithm=algorithm, protocol=protocol)
     )
+
+
+@show.command("megatron")
+@scenario_options
+def show_megatron(scenario: str, overrides: tuple[str, ...]) -> None:
+    """Print SCENARIO as the flags of Megatron-LM, and what of it they cannot say."""
+    loaded = _load(scenario, overrides)
+    from simulator.cuts import resolved
+    from simulator.exchange.megatron import launcher_flags, to_megatron, unsaid
+
+    loaded = resolved(loaded)
+    flags = to_megatron(loaded)
+    head = " ".join(("torchrun", *launcher_flags(loaded), "pretrain_gpt.py"))
+    click.echo(" \\\n    ".join((head, *flags)))
+    for sentence in unsaid(loaded):
+        click.echo(f"no flag says {sentence}", err=True)
 
 
 @show.command("catalog")

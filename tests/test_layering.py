@@ -27,13 +27,14 @@ LAYERS = (
     ("api", "cuts"),
     ("explore",),
     ("validate",),
+    ("cli_import",),
     ("cli",),
     ("__init__", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 DOORS = {
-    "click": {"cli.py"},
+    "click": {"cli.py", "cli_import.py"},
     "numba": {"kernels/jit.py"},
     "networkx": {"hardware/fabric.py"},
     "matplotlib": {

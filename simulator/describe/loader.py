@@ -29,6 +29,8 @@ from simulator.describe.fields import (
     split,
 )
 from simulator.describe.huggingface import read_config
+from simulator.describe.model import Model
+from simulator.describe.resnet import ResNet
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError, suggestion
 
@@ -321,3 +323,43 @@ def load_node(reference: str | Table, base: Path = Path()) -> Node:
     if problems:
         raise DescriptionError(problems)
     return typing.cast(Node, built)
+
+
+def load_model(reference: str) -> Model | ResNet:
+    """Return the model that a name of the catalogue or a path stands for.
+
+    Raises:
+        DescriptionError: with all problems of its file.
+    """
+    problems: list[str] = []
+    cls = typing.cast(type, rules(Scenario)["model"].base)
+    built = _Builder(Path("model"), problems).nested(cls, reference, "model", "models")
+    if problems:
+        raise DescriptionError(problems)
+    return typing.cast("Model | ResNet", built)
+
+
+def load_cluster(table: Table) -> Cluster:
+    """Return the cluster of a table.
+
+    Raises:
+        DescriptionError: with all problems of it.
+    """
+    problems: list[str] = []
+    built = _Builder(Path("cluster"), problems).build(Cluster, table, "")
+    if built is None:
+        raise DescriptionError(problems)
+    return built
+
+
+def cluster_table(reference: str) -> Table:
+    """Return the table of the cluster of a scenario, by its name or path.
+
+    Raises:
+        DescriptionError: when there is no such file, or no cluster in it.
+    """
+    path = catalog.find(reference, "scenarios", Path())
+    table = _read(path, path.stat().st_mtime_ns).get("cluster")
+    if not isinstance(table, dict):
+        raise DescriptionError(f"{path}: it has no table [cluster]")
+    return _absolute(Cluster, table, path.parent)

@@ -227,12 +227,12 @@ def _layout(s: Scenario) -> Iterator[str]:
 
 
 def _is_looped(s: Scenario) -> bool:
-    """Return whether stage s lies on rank s % pp; so too where there is no such schedule."""
+    """Return whether stage s lies on rank s % pp; so too where there is none."""
     plan = s.plan
-    if list(_schedule(s)):
+    if not s.num_microbatches or list(_schedule(s)):
         return True
     size = plan.pp, s.num_microbatches, plan.chunks, plan.microbatch_group
-    held = layout_of(schedule_of(plan.schedule), *size).stages
+    held = layout_of(schedule_of(plan.schedule), *size, s.target).stages
     return held == tuple(tuple(range(r, plan.num_stages, plan.pp)) for r in range(plan.pp))
 
 

@@ -263,6 +263,8 @@ SOURCES = (
             "0.1; Nemotron-340B rotates all of its heads, not half",
             "Llama 3.1 405B counts embedding and head as a layer each when stages are cut",
             "context parallelism is a ring (Megatron-LM's default); Automodel gathers K and V",
+            "of models with experts norms and activation functions run again in backward, which "
+            "the summaries do not say; every expert gets the same",
         ),
     ),
     Source(
@@ -294,7 +296,8 @@ SOURCES = (
         assumed=(
             "distributed optimizer, fp32 gradients reduced after the last backward, sequence "
             "parallelism, no recomputation, flash attention, vocabulary padded to 128 x tp: "
-            "simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh",
+            "simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh and _deepseekv2.sh, whose "
+            "experts are padded to a capacity of 1 and whose first layer alone is dense",
             "Transformer Engine runs backward's tensor-parallel collectives beside products",
             "products sustain 0.64 of the device file's rate: the source's own measurements of "
             "products on this machine, configs/system/b200_bf16_ceperm.json",
