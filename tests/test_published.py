@@ -81,7 +81,7 @@ def test_names_of_sources_are_unique():
 
 def test_the_profiled_times_of_a_pipeline_give_its_step_within_a_tenth(reports):
     replay = next(r for r in reports if r.source.kind == "replayed")
-    assert len(replay.outcomes) == 12
+    assert len(replay.outcomes) == 48
     assert replay.accuracy.mean < 0.08
 
 
@@ -272,28 +272,6 @@ def test_a_row_of_vtrain_on_two_devices():
     assert case.scenario.cluster.world_size == 2
     assert case.scenario.plan.recompute == "none"
     assert case.scenario.model.max_position_embeddings == 1024
-
-
-def test_a_row_of_zero_bubble_has_a_layer_less_at_either_end():
-    found = row("zero_bubble_table4.csv", model="1.5B", schedule="1F1B", microbatches_m="24")
-    case = schedules.zero_bubble_step(found)
-    # 24 x 6 samples / (8 GPUs x 11.8 samples/s) = 1.525 s
-    assert case.measured == pytest.approx(1.5254, rel=1e-4)
-    assert case.scenario.layers_per_stage == (2, 3, 3, 3, 3, 3, 3, 2)
-    assert not case.scenario.model.tie_word_embeddings
-
-
-def test_a_replay_takes_the_closed_form_and_its_messages():
-    found = row("zero_bubble_table4.csv", model="1.5B", schedule="1F1B", microbatches_m="24")
-    ideal = (24 + 8 - 1) * (18.522 + 18.086 + 9.337) / 1e3
-    seconds = schedules.zero_bubble_replay(found).predict()
-    assert ideal < seconds < ideal + 2 * 31 * 0.601e-3
-
-
-@pytest.mark.parametrize("schedule", ["ZB-1p", "ZB-2p", "1F1B-I"])
-def test_other_schedules_of_zero_bubble_are_refused(schedule):
-    with pytest.raises(DescriptionError):
-        schedules.zero_bubble_step(row("zero_bubble_table4.csv", schedule=schedule))
 
 
 def test_mpt_has_the_parameters_that_mosaic_prints():

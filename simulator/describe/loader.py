@@ -20,6 +20,7 @@ from simulator.describe import catalog
 from simulator.describe.cluster import Cluster, Node
 from simulator.describe.fields import (
     Catalogued,
+    OrFile,
     Rule,
     complaint,
     described,
@@ -28,6 +29,8 @@ from simulator.describe.fields import (
     split,
 )
 from simulator.describe.huggingface import read_config
+from simulator.describe.model import Model
+from simulator.describe.resnet import ResNet
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError, suggestion
 
@@ -164,7 +167,7 @@ class _Builder:
             return {k: self.value(item, v, f"{here}.{k}", here) for k, v in raw.items()}
         else:
             try:
-                read = from_text(raw, rule.markers)
+                read = from_text(self._placed(raw, rule.markers), rule.markers)
             except ValueError as error:
                 self.report(parent, f"{name}: {error}")
                 return None
@@ -173,6 +176,13 @@ class _Builder:
                 return float(read) if rule.base is float else read  # type: ignore[arg-type]
         self.report(parent, f"{name}: {wrong}")
         return None
+
+    def _placed(self, raw: object, markers: tuple[object, ...]) -> object:
+        """Return a text as it is, or the path of a file from here where it names one."""
+        suffixes = [m.suffix for m in markers if isinstance(m, OrFile)]
+        if isinstance(raw, str) and any(raw.lower().endswith(s) for s in suffixes):
+            return str(self.path.parent / Path(raw).expanduser())
+        return raw
 
     def nested(self, cls: type, raw: object, here: str, folder: str | None) -> object:
         """Return a description inside another: a table, or a name that stands for a file."""
@@ -313,3 +323,43 @@ def load_node(reference: str | Table, base: Path = Path()) -> Node:
     if problems:
         raise DescriptionError(problems)
     return typing.cast(Node, built)
+
+
+def load_model(reference: str) -> Model | ResNet:
+    """Return the model that a name of the catalogue or a path stands for.
+
+    Raises:
+        DescriptionError: with all problems of its file.
+    """
+    problems: list[str] = []
+    cls = typing.cast(type, rules(Scenario)["model"].base)
+    built = _Builder(Path("model"), problems).nested(cls, reference, "model", "models")
+    if problems:
+        raise DescriptionError(problems)
+    return typing.cast("Model | ResNet", built)
+
+
+def load_cluster(table: Table) -> Cluster:
+    """Return the cluster of a table.
+
+    Raises:
+        DescriptionError: with all problems of it.
+    """
+    problems: list[str] = []
+    built = _Builder(Path("cluster"), problems).build(Cluster, table, "")
+    if built is None:
+        raise DescriptionError(problems)
+    return built
+
+
+def cluster_table(reference: str) -> Table:
+    """Return the table of the cluster of a scenario, by its name or path.
+
+    Raises:
+        DescriptionError: when there is no such file, or no cluster in it.
+    """
+    path = catalog.find(reference, "scenarios", Path())
+    table = _read(path, path.stat().st_mtime_ns).get("cluster")
+    if not isinstance(table, dict):
+        raise DescriptionError(f"{path}: it has no table [cluster]")
+    return _absolute(Cluster, table, path.parent)
