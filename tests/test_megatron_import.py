@@ -326,6 +326,20 @@ def test_slurm_says_how_many_nodes_where_the_launcher_does_not():
     assert import_megatron(text, node="dgx-h100").scenario.cluster.num_nodes == 4
 
 
+def test_slurm_says_it_where_the_launcher_asks_its_environment():
+    text = (
+        "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:a100:4\n"
+        f"srun torchrun --nnodes $SLURM_NNODES --nproc_per_node $(count) pretrain_gpt.py {GPT}"
+    )
+    cluster = import_megatron(text, node="dgx-h100").scenario.cluster
+    assert (cluster.num_nodes, cluster.devices_per_node) == (4, 4)
+
+
+def test_sruns_own_flags_are_a_launchers():
+    text = f"srun --nodes=2 --ntasks-per-node=8 python pretrain_gpt.py {GPT}"
+    assert import_megatron(text, node="dgx-h100").scenario.cluster.world_size == 16
+
+
 def test_of_several_programs_the_one_with_most_flags_is_read():
     text = f"python tools/prepare.py --input x\ntorchrun pretrain_gpt.py {GPT} --bf16"
     imported = import_megatron(text, nodes=1)

@@ -24,13 +24,15 @@ from simulator.exchange.megatron.unmodelled import (
 _BEHIND = {"|", "|&", ">", ">>", "2>&1", "&>", ">&", "&", "&&", ";"}
 """Words of a command kept in a text where its flags end."""
 _SETTING = re.compile(r"\s*(?:-\s+)?(?:--)?([A-Za-z_][\w-]*)\s*:(?:\s+(.*))?")
-_SBATCH: Mapping[str, re.Pattern[str]] = {
-    "nnodes": re.compile(r"#SBATCH\s+(?:--nodes[= ]|-N\s*)(\d+)\b"),
-    "nproc-per-node": re.compile(
-        r"#SBATCH\s+--(?:gpus-per-node|ntasks-per-node|gres)[= ](?:gpu:)?(?:[\w-]+:)?(\d+)\b"
+_SBATCH: Sequence[tuple[str, re.Pattern[str]]] = (
+    ("nnodes", re.compile(r"#SBATCH\s+(?:--nodes[= ]|-N\s*)(\d+)\b")),
+    ("nproc-per-node", re.compile(r"#SBATCH\s+--ntasks-per-node[= ](\d+)\b")),
+    (
+        "nproc-per-node",
+        re.compile(r"#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:[A-Za-z][\w-]*:)?(\d+)\b"),
     ),
-}
-"""Slurm's own lines, which say what a launcher's flags do not."""
+)
+"""Slurm's own lines, which say what a launcher's flags do not; the last one that is there counts."""
 MOST_TEXT = 1_000_000
 """Characters of a script that is read."""
 _TRUE, _FALSE = {"true", "yes", "on"}, {"false", "no", "off"}
@@ -113,9 +115,7 @@ def read_arguments(
     if len(text) > MOST_TEXT:
         raise DescriptionError(f"its {len(text):,} characters are no launch script's")
     out = Arguments()
-    for name, pattern in _SBATCH.items():
-        if found := pattern.search(text):
-            out.words[name] = (found[1],)
+    slurm = {name: (found[1],) for name, pattern in _SBATCH if (found := pattern.search(text))}
     if _holds_settings(text):
         out.words |= dict(_settings(text))
     else:
@@ -125,6 +125,9 @@ def read_arguments(
             raise DescriptionError("the script nests brackets too deeply to be read") from None
         _read_launch(script, out)
     _take(more, out)
+    for name, words in slurm.items():
+        if not any(word.strip(MARK) for word in out.words.get(name, ()) if MARK not in word):
+            out.words[name] = words
     return out
 
 
