@@ -340,6 +340,14 @@ def test_sruns_own_flags_are_a_launchers():
     assert import_megatron(text, node="dgx-h100").scenario.cluster.world_size == 16
 
 
+@pytest.mark.parametrize(
+    "launch", ["python -m pretrain_gpt", "torchrun --nnodes 1 -m train.gpt", "megatron pretrain"]
+)
+def test_a_program_may_be_a_module_or_a_command(launch):
+    imported = import_megatron(f"{launch} {GPT} --bf16", nodes=1)
+    assert imported.scenario.run.precision == "bf16"
+
+
 def test_of_several_programs_the_one_with_most_flags_is_read():
     text = f"python tools/prepare.py --input x\ntorchrun pretrain_gpt.py {GPT} --bf16"
     imported = import_megatron(text, nodes=1)

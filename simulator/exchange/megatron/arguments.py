@@ -32,7 +32,9 @@ _SBATCH: Sequence[tuple[str, re.Pattern[str]]] = (
         re.compile(r"#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:[A-Za-z][\w-]*:)?(\d+)\b"),
     ),
 )
-"""Slurm's own lines, which say what a launcher's flags do not; the last one that is there counts."""
+"""Slurm's own lines, which say what a launcher's flags do not; the last that is there counts."""
+FEW = 3
+"""Flags of Megatron-LM that make a command without a .py its launch."""
 MOST_TEXT = 1_000_000
 """Characters of a script that is read."""
 _TRUE, _FALSE = {"true", "yes", "on"}, {"false", "no", "off"}
@@ -167,11 +169,16 @@ def _read_launch(script: Script, out: Arguments) -> None:
 
 
 def _program(words: Sequence[str]) -> int | None:
-    """Return the place of the program that is launched with flags behind it."""
+    """Return the place of the program that is launched with flags behind it.
+
+    It ends in .py, follows a -m, or has several of Megatron-LM's flags behind it.
+    """
     for at, word in enumerate(words):
-        if word.endswith(".py") and any(w.startswith("--") for w in words[at + 1 :]):
+        named = word.endswith(".py") or (at > 0 and words[at - 1] == "-m" and "." not in word[:1])
+        if named and any(w.startswith("--") for w in words[at + 1 :]):
             return at
-    return None
+    known = [at for at, word in enumerate(words) if at and _named(word) in FLAGS]
+    return known[0] - 1 if len(known) >= FEW else None
 
 
 def _texts(script: Script) -> Iterator[tuple[str, ...]]:
