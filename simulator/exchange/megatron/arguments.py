@@ -177,8 +177,8 @@ def _program(words: Sequence[str]) -> int | None:
         named = word.endswith(".py") or (at > 0 and words[at - 1] == "-m" and "." not in word[:1])
         if named and any(w.startswith("--") for w in words[at + 1 :]):
             return at
-    known = [at for at, word in enumerate(words) if at and _named(word) in FLAGS]
-    return known[0] - 1 if len(known) >= FEW else None
+    known = [at for at, word in enumerate(words) if _named(word) in FLAGS]
+    return known[0] - 1 if len(known) >= FEW and not words[0].startswith("--") else None
 
 
 def _texts(script: Script) -> Iterator[tuple[str, ...]]:
