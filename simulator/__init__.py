@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from simulator.program import Program
     from simulator.report.result import Result
+    from simulator.schedules import register_schedule
     from simulator.timeline import Timeline
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ _HOME = {
     ),
     "program": ("Program",),
     "report.result": ("Result",),
+    "schedules": ("register_schedule",),
     "timeline": ("Timeline",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -70,6 +72,7 @@ __all__ = [
     "Timeline",
     "TrainsimError",
     "load",
+    "register_schedule",
     "simulate",
     "simulate_schedule",
 ]

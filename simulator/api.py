@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 from simulator.cuts import resolved
 from simulator.describe.scenario import Scenario
@@ -15,9 +16,12 @@ from simulator.lower import Actions, lower, lower_schedule
 from simulator.report.result import Moves, Result
 from simulator.schedules import (
     BUBBLE_FRACTION,
+    Target,
+    Times,
     actions_of,
     check_actions,
     check_progress,
+    is_file,
     read_actions,
     schedule_name,
     schedule_of,
@@ -69,21 +73,25 @@ def simulate_schedule(
     stages: int | None = None,
     microbatches: int | None = None,
     chunks: int | None = None,
+    microbatch_group: int | None = None,
     forward: float = 1.0,
     backward: float = 2.0,
     input_grad: float | None = None,
     pair: float | None = None,
     latency: float = 0.0,
+    memory: float | None = None,
     engine: str = "compiled",
 ) -> Result:
     """Run a schedule whose stages all take the same stated times.
 
     Args:
-        schedule: a registered name with `stages` and `microbatches`, or action lists by rank.
+        schedule: a registered name with `stages` and `microbatches`, the path of a CSV file of one
+            size, or action lists by rank.
         stages: pipeline stages, for a name; with `chunks`, pipeline ranks of that many stages each.
         microbatches: microbatches of one step, for a name.
         chunks: stages of each rank, for the name of a schedule that takes several; the fewest that
             it takes when absent.
+        microbatch_group: microbatches of a round, for the name of a schedule that goes in rounds.
         forward: seconds of a forward of one microbatch on one stage, on all `chunks` of a rank
             together; so a schedule with chunks has the work of one without.
         backward: seconds of its backward, likewise.
@@ -92,6 +100,8 @@ def simulate_schedule(
         pair: seconds of a forward and a backward that run together, likewise; those of both when
             absent.
         latency: seconds of a message between neighbouring stages.
+        memory: most that a rank may keep, in what 1F1B keeps on its first rank, for the name of a
+            schedule that is made to measure (ZB-auto); 1 when absent. It is made for these times.
         engine: a key of `simulator.engine.ENGINES`.
 
     Raises:
@@ -104,31 +114,46 @@ def simulate_schedule(
         if not problems and seconds is not None and not 0 <= seconds <= most:
             least = f"at most backward {backward:g}" if name == "input_grad" else "not below 0"
             problems.append(f"{name} {seconds!r} must be at least 0 and {least}")
+    if isinstance(schedule, str) and is_file(schedule):
+        size = schedule_of(schedule).size
+        assert size is not None  # of a file
+        stages, microbatches = stages or size[0], microbatches or size[1]
     counts = [("stages", stages), ("microbatches", microbatches)]
-    if chunks is not None:
-        counts.append(("chunks", chunks))
+    for name, given in (("chunks", chunks), ("microbatch_group", microbatch_group)):
+        if given is not None:
+            counts.append((name, given))
     for name, count in counts:
         if isinstance(schedule, str) and (type(count) is not int or count < 1):
             problems.append(f"{name} {count!r} must be a whole number and at least 1")
     if not isinstance(schedule, str) and chunks not in (None, 1):
         problems.append(f"chunks {chunks!r} is for the name of a schedule; lists hold their stages")
+    if not isinstance(schedule, str) and microbatch_group is not None:
+        problems.append(
+            f"microbatch_group {microbatch_group!r} is for the name of a schedule with rounds"
+        )
+    if not isinstance(schedule, str) and memory is not None:
+        problems.append(f"memory {memory!r} is for the name of a schedule that is made to measure")
     if problems:
         raise DescriptionError(problems)
+    first = backward / 2 if input_grad is None else input_grad
     notes: tuple[str, ...] = ()
-    stages_of_rank = 1.0
+    stages_of_rank, title = 1.0, "schedule"
     if isinstance(schedule, str):
         assert stages is not None  # checked above
         assert microbatches is not None
         known = schedule_of(schedule)
         chunks = chunks or known.chunks[0]
         notes = pipeline_notes(schedule, stages, microbatches, chunks)
-        schedule = actions_of(schedule, stages, microbatches, chunks)
+        title = Path(schedule).name if is_file(schedule) else schedule_name(schedule)
+        target = stated_target(schedule, Times(forward, first, backward - first, latency), memory)
+        schedule = actions_of(
+            schedule, stages, microbatches, chunks, group=microbatch_group, target=target
+        )
         stages_of_rank = chunks / known.copies
     else:
         schedule = read_actions(schedule)
         check_actions(schedule)
         check_progress(schedule)
-    first = backward / 2 if input_grad is None else input_grad
     program = lower_schedule(
         schedule,
         forward=forward / stages_of_rank,
@@ -138,7 +163,23 @@ def simulate_schedule(
         pair=None if pair is None else pair / stages_of_rank,
         latency=latency,
     )
-    return Result(program, run(program, price(program), engine), None, notes)
+    timeline = run(program, price(program), engine)
+    return Result(program, timeline, None, notes, actions=schedule, title=title)
+
+
+def stated_target(schedule: str, times: Times, memory: float | None) -> Target | None:
+    """Return what a schedule of a name is made for, or None where it is the same for all times.
+
+    Raises:
+        DescriptionError: when memory is given to a schedule that is not made to measure.
+    """
+    if "target" in schedule_of(schedule).takes:
+        return Target(times, 1.0 if memory is None else memory)
+    if memory is not None:
+        raise DescriptionError(
+            f"memory {memory:g} is for schedules made to measure, as ZB-auto, not {schedule}"
+        )
+    return None
 
 
 def _out_of_range(**times: object) -> list[str]:

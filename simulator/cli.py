@@ -1,4 +1,4 @@
-"""The command line: ``trainsim run|check|show|import|validate``.
+"""The command line: ``trainsim run|operate|check|show|import|validate``.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed while running, 2 wrong
 input, 3 the answer is no (does not fit, deadlock), 130 interrupted. Heavy modules load when a
@@ -21,6 +21,7 @@ from simulator.errors import DescriptionError, TrainsimError
 if TYPE_CHECKING:
     from simulator.describe.scenario import Scenario
     from simulator.explore.remedies import Remedies
+    from simulator.report.result import Result
 
 T = TypeVar("T")
 
@@ -96,14 +97,55 @@ def run(
 
     remedies = find_remedies(result)
     if json_path:
-        _write_json(result.to_dict() | _remedies_dict(remedies), json_path)
+        _write_json(result.to_dict() | _remedies_dict(remedies) | _cost_dict(result), json_path)
     if json_path != "-":
-        click.echo(f"{result}{_remedies_text(remedies)}")
+        click.echo(f"{result}{_remedies_text(remedies)}{_cost_text(result)}")
     if trace:
         result.save_trace(trace, ranks)
     for name, path in figures:
         getattr(result.plot, name)(path)
     return 0 if result.summary.fits else OVER_CAPACITY
+
+
+@cli.command()
+@scenario_options
+@click.option("--days", type=click.FloatRange(min=0, min_open=True),
+              help="How long it runs, in place of operations.days.")  # fmt: skip
+@click.option("--seeds", type=click.IntRange(min=1), default=1000, show_default=True,
+              help="Samples, from operations.seed on.")  # fmt: skip
+@click.option("--intervals", is_flag=True, help="Find the best checkpoint interval too.")
+@click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
+@click.option("--plot", metavar="FILE", help="Draw where the time goes.")
+@click.option("--engine", type=click.Choice(["compiled", "reference"]), default="compiled",
+              show_default=True, help="Both give the same numbers.")  # fmt: skip
+def operate(
+    scenario: str, overrides: tuple[str, ...], days: float | None, seeds: int, intervals: bool,
+    json_path: str | None, plot: str | None, engine: Literal["compiled", "reference"],
+) -> None:  # fmt: skip
+    """Run SCENARIO for days: failures, recovery, checkpoints, goodput, energy and money."""
+    if plot is not None:
+        from simulator.report.palette import check_path
+
+        check_path(plot)
+    _check_outputs(json_path, None, [Path(plot)] if plot else [])
+    loaded = _load(scenario, overrides)
+    from simulator.operate import operate as run_operations
+    from simulator.operate.text import operated_dict, operated_text
+
+    operated = run_operations(loaded, days=days, seeds=seeds, engine=engine)
+    best = None
+    if intervals:
+        from simulator.operate.best import best_interval
+
+        best = best_interval(operated)
+    if json_path:
+        _write_json(operated_dict(operated, best), json_path)
+    if json_path != "-":
+        click.echo(operated_text(operated, best))
+    if plot:
+        from simulator.operate.plot import goodput_figure
+
+        goodput_figure(operated, plot, best)
 
 
 @cli.command()
@@ -126,38 +168,63 @@ def show() -> None:
 
 
 @show.command("schedule")
-@click.argument("name", required=False)
-@click.option("--stages", type=int, default=4, show_default=True,
-              help="Pipeline stages; with --chunks, ranks.")  # fmt: skip
-@click.option("--chunks", type=int, default=1, show_default=True,
-              help="Stages of each rank, which share its F and B.")  # fmt: skip
-@click.option("--microbatches", type=int, default=8, show_default=True, help="Pipeline inputs.")
+@click.argument("name", required=False, metavar="[NAME|FILE.csv]")
+@click.option("--stages", type=int, help="Pipeline stages; with chunks, ranks.  [default: 4]")
+@click.option("--chunks", type=int,
+              help="Stages of each rank, which share its F and B.  [default: fewest]")  # fmt: skip
+@click.option("--microbatches", type=int, help="Pipeline inputs.  [default: 8]")
+@click.option("--group", type=int, metavar="COUNT",
+              help="Microbatches of a round, of Interleaved1F1B.")  # fmt: skip
 @click.option("--forward", type=float, default=1.0, show_default=True, help="Seconds of one F.")
 @click.option("--backward", type=float, default=2.0, show_default=True, help="Seconds of one B.")
+@click.option("--input-grad", type=float, help="Of them, seconds of I.  [default: half]")
+@click.option("--pair", type=float, help="Seconds of an F and a B together.  [default: of both]")
 @click.option("--latency", type=float, default=0.0, show_default=True, help="Seconds of a message.")
+@click.option("--memory", type=float, metavar="SHARE",
+              help="Most kept by a rank of ZB-auto, in 1F1B's most.  [default: 1]")  # fmt: skip
+@click.option("--csv", "csv_path", metavar="FILE", help="Write it as torch's schedule CSV.")
+@click.option("--comms", is_flag=True, help="With sends and receives in the CSV, as torch's.")
 @click.option("--plot", metavar="[NAME=]FILE", help="Draw it.")
 def show_schedule(
-    name: str | None, stages: int, chunks: int, microbatches: int, forward: float,
-    backward: float, latency: float, plot: str | None,
+    name: str | None, stages: int | None, chunks: int | None, microbatches: int | None,
+    group: int | None, memory: float | None, csv_path: str | None, comms: bool,
+    plot: str | None, **times: Any,
 ) -> None:  # fmt: skip
-    """Print schedule NAME over time; without NAME list the schedules."""
-    figure = _figure(plot) if plot else None
-    if name is None:
-        if figure:
-            raise DescriptionError("--plot draws a schedule; give its NAME")
-        from simulator.schedules import SCHEDULES
+    """Print a schedule over time: a registered one, or that of a CSV file of torch's.
 
-        for known, schedule in SCHEDULES.items():
-            about = (schedule.make.__doc__ or "").partition("\n")[0]
-            click.echo(f"{known:<20} {about}")
+    Without NAME list the schedules.
+    """
+    figure = _figure(plot) if plot else None
+    if comms and not csv_path:
+        raise DescriptionError("--comms says what --csv writes; give --csv too")
+    from simulator import schedules
+    from simulator.report.closed_forms import forms_text, schedules_text
+
+    if name is None:
+        if figure or csv_path:
+            option = "--plot draws" if figure else "--csv writes"
+            raise DescriptionError(f"{option} a schedule; give its NAME")
+        click.echo(schedules_text())
         return
+    _check_outputs(None, None, [Path(csv_path)] if csv_path else [])
+    known = schedules.schedule_of(name)
+    size = known.size or (4, 8)
+    stages = size[0] if stages is None else stages
+    microbatches = size[1] if microbatches is None else microbatches
     from simulator.api import simulate_schedule
 
     result = simulate_schedule(
-        name, stages=stages, microbatches=microbatches, chunks=chunks, forward=forward,
-        backward=backward, latency=latency,
+        name, stages=stages, microbatches=microbatches, chunks=chunks, microbatch_group=group,
+        memory=memory, **times,
     )  # fmt: skip
-    click.echo(str(result))
+    forms = forms_text(result, name, (stages, microbatches, chunks), times) if not group else ""
+    click.echo(f"{result}{forms}")
+    if csv_path:
+        actions = result.actions
+        assert actions is not None  # of a bare schedule
+        if comms:
+            actions = schedules.add_messages_as_torch(schedules.add_reduce_grad(actions))
+        schedules.write_csv(actions, csv_path)
     if figure:
         getattr(result.plot, figure[0])(figure[1])
 
@@ -349,6 +416,24 @@ def _remedies_text(remedies: Remedies | None) -> str:
 
 def _remedies_dict(remedies: Remedies | None) -> dict[str, Any]:
     return {} if remedies is None else {"remedies": remedies.to_dict()}
+
+
+def _cost_text(result: Result) -> str:
+    """Return what goes below a report where a scenario asks for energy and money."""
+    if result.scenario is None or result.scenario.cost is None:
+        return ""
+    from simulator.operate.cost import step_text
+
+    return f"\n\n{step_text(result)}"
+
+
+def _cost_dict(result: Result) -> dict[str, Any]:
+    if result.scenario is None or result.scenario.cost is None:
+        return {}
+    from simulator.operate.cost import bill_dict, step_bills
+
+    step, million = step_bills(result)
+    return {"cost": {"step": bill_dict(step), "million_tokens": bill_dict(million)}}
 
 
 def _progress(items: Sequence[T]) -> Iterator[T]:

@@ -21,12 +21,15 @@ from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
 from simulator.lower.mesh import Mesh
 from simulator.lower.places import layout
-from simulator.lower.trainable import tuned
+from simulator.lower.trainable import Stage, stage_params, tuned
 from simulator.program import ACTION_CODE, NONE, Int64
 from simulator.report.result import Result
 
 CHAIN = ("compute", "tp", "cp", "ep", "etp")
 """Streams of what a pass waits for in turn; others run beside it."""
+
+OF_SCHEDULES = ("microbatch_group", "schedule_times", "schedule_memory", "schedule_kept")
+"""Fields of a plan that GPipe has no use for."""
 
 
 def resolved(s: Scenario) -> Scenario:
@@ -58,7 +61,8 @@ def _cut(s: Scenario) -> tuple[int, ...]:
     """Return the layers of each stage by the scenario's way to cut."""
     stages = range(s.plan.num_stages)
     if s.plan.stage_cut == "parameters":
-        return balanced([_parameters(s).of(stage, len(stages)) for stage in stages])
+        runs = _parameters(s)
+        return balanced([runs.of(stage, len(stages)) for stage in stages])
     by_kind = [_times(replace(s, cluster=s.cluster.only(k))) for k in range(len(s.cluster.kinds))]
     costs = []
     for stage, kinds in zip(stages, _kinds(s), strict=True):
@@ -139,10 +143,16 @@ class Runs(NamedTuple):
 
 
 def _parameters(s: Scenario) -> Runs:
-    """Return the parameters of each block on one rank; a tied head holds the embedding again."""
-    parts = tuned(s).blocks
-    layers = np.array([layer.params for layer in parts.layers], np.int64)
-    return Runs(layers, parts.embedding.params, parts.head.params)
+    """Return the parameters of each block on one rank.
+
+    A tied head holds the embedding again, but where its own rank has it.
+    """
+    parts, ranks_of = tuned(s), layout(s).ranks_of
+    every, frozen = parts.blocks.layers, s.run.frozen_layers
+    layers = np.array([parts.still.params] * frozen + [x.params for x in every[frozen:]], np.int64)
+    whole = ranks_of[0] == ranks_of[s.plan.num_stages - 1]
+    end = Stage((), is_first=False, is_last=True, num_frozen=0, has_both_ends=whole)
+    return Runs(layers, parts.blocks.embedding.params, stage_params(s, end))
 
 
 def _times(s: Scenario) -> Runs:
@@ -169,9 +179,9 @@ def _measured(s: Scenario) -> Runs:
     from simulator.api import simulate
 
     plan = s.plan
-    once: dict[str, Any] = {}
+    plain: dict[str, Any] = dict.fromkeys(OF_SCHEDULES)
     if layout(s).copies > 1:  # GPipe has every stage once: what divides its copies does not apply
-        once = {"grad_overlap": True, "first_bucket_size": None, "zero": 0, "dp_shard": None}
+        plain |= {"grad_overlap": True, "first_bucket_size": None, "zero": 0, "dp_shard": None}
     each = min(2, s.num_microbatches)
     layers, stages = s.model.num_hidden_layers, plan.pp
     ends = max(0, stages - layers)  # stages that hold an end of the model alone
@@ -181,8 +191,7 @@ def _measured(s: Scenario) -> Runs:
     short = replace(
         s,
         plan=replace(
-            plan, schedule="GPipe", chunks=1, microbatch_group=None, stage_cut="uniform",
-            layers_per_stage=probe, **once,
+            plan, schedule="GPipe", chunks=1, stage_cut="uniform", layers_per_stage=probe, **plain
         ),
         run=replace(
             s.run, detail="layer", network="alpha-beta", overlap_slowdown=0.0, num_steps=1,
@@ -205,6 +214,7 @@ def _by_block(result: Result, s: Scenario, last: int) -> Runs:
             reached = np.maximum.accumulate(end[rows], axis=0)
             spent = np.diff(reached, axis=0, prepend=start[rows[:1]]).max(axis=1, initial=0)
             labels = p.layer[rows]
-            np.add.at(layers, labels[labels != NONE], spent[labels != NONE])
-            others[stage] += int(spent[labels == NONE].sum())
+            inner = (labels != NONE) & (labels < len(layers))  # what predicts further is the head's
+            np.add.at(layers, labels[inner], spent[inner])
+            others[stage] += int(spent[~inner].sum())
     return Runs(layers, others[0], others[-1], max(others[1:-1], default=0))

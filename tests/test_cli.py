@@ -67,6 +67,8 @@ def test_show_schedule_prints_the_grid_and_both_bubbles(trainsim):
         "",
         "step 9 s; bubble 0.3333 of the step, 0.5000 of the work",
         "activations in flight by rank: 2 2",
+        "idle of the rank that idles most: 3 s; paper: (p-1)(F+B) with free messages: 3 s",
+        "activations of one stage kept by rank, paper: m: 2 2",
     ]
 
 
@@ -78,8 +80,12 @@ def test_fewer_microbatches_than_stages_are_warned_of(trainsim):
 
 def test_show_schedule_lists_the_names(trainsim):
     _, out, _ = trainsim("show", "schedule")
-    names = [line.split()[0] for line in out.splitlines()]
-    assert names == ["naive", "GPipe", "1F1B", "Interleaved1F1B"]
+    table, _, legend = out.partition("\n\n")
+    names = [line.split()[0] for line in table.splitlines() if line[0] != " "]
+    assert names[:4] == ["naive", "GPipe", "1F1B", "PipeDream"]
+    assert {"ZB-H1", "ZBVZeroBubble", "DualPipe", "DualPipeV", "ZB-auto", "V-Half"} < set(names)
+    assert "bubble (p-1)(F+I-W) for m >= p and F+I >= W; kept min(p, m)" in table
+    assert "p ranks, m microbatches" in legend
 
 
 # p=2, m=2, v=2, chunks of 1/2 + 1: (2 x 2 + 1) x 1.5 s; by hand in test_schedules.

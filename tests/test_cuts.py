@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simulator as sim
-from simulator.cuts import CHAIN, Runs, _times, balanced, resolved
+from simulator.cuts import CHAIN, Runs, _parameters, _times, balanced, resolved
 from simulator.describe.layout import read_layout
 from simulator.errors import DescriptionError
 from simulator.lower import lower
@@ -182,6 +182,10 @@ LOOP = {"pp": 2, "schedule": "Interleaved1F1B", "chunks": 2}
             {"pp": 2, "last_stage_layers": 2, "account_for_loss_in_pipeline_split": True},
             "account_for_loss_in_pipeline_split: last_stage_layers says too",
         ),
+        (
+            {"pp": 2, "layers_per_stage": (4, 0), "last_stage_layers": 0},
+            "Plan.last_stage_layers: layers_per_stage says too",
+        ),
         ({"stage_cut": "parameters"}, "Plan.stage_cut: 'parameters' has no effect with pp 1"),
         ({"layout": "EttttL"}, "Plan.layout: 'EttttL' has no effect with pp 1"),
         ({"pp": 3, "layers_per_stage": (4, 0, 0)}, "stage 1 has no layers"),
@@ -227,6 +231,34 @@ def test_parameters_are_balanced_with_embedding_and_head(scenario_of, gpt):
     assert params == [49_984 + 67_584, 3 * 49_984, 2 * 49_984 + 65_664]
 
 
+# Dense layers first, experts after them, and on the last stage a layer that predicts further ahead.
+def test_parameters_of_unlike_layers_are_those_of_the_stages_that_hold_them():
+    s = sim.load("deepseek-v3-2048gpu")
+    costs, ends = _parameters(s), np.cumsum(s.layers_per_stage)
+    found = [
+        costs.of(stage, 16)[end - count, end]
+        for stage, (count, end) in enumerate(zip(s.layers_per_stage, ends, strict=True))
+    ]
+    assert found == [stage.params for stage in static_memory(s)]
+
+
+# The layer that predicts further ahead and two heads take longer than four layers: they lie alone.
+def test_a_layer_that_predicts_further_ahead_counts_with_the_head():
+    free = {"plan.layers_per_stage": [3, *[4] * 14, 2]}
+    s = sim.load("deepseek-v3-2048gpu", free | {"run.global_batch_size": 4096})
+    cut_by_time = resolved(
+        replace(s, plan=replace(s.plan, layers_per_stage=None, stage_cut="time"))
+    )
+    assert cut_by_time.layers_per_stage[-1] == 0
+    laid = replace(s.plan, layers_per_stage=None, layout="Et*3|(tttt|)*14,ttmL")
+    assert replace(s, plan=laid).layers_per_stage == s.layers_per_stage
+    apart = replace(laid, layout="Et*3|(tttt|)*14,ttL")
+    with pytest.raises(
+        DescriptionError, match="has 0 layers m, but deepseek-v3 has 1 that predict"
+    ):
+        replace(s, plan=apart)
+
+
 def pass_ticks(s, stage):
     """Ticks of forward and backward of a stage's middle microbatch, by op."""
     result = sim.simulate(s)
@@ -264,7 +296,8 @@ def test_times_of_runs_are_those_of_the_stages_that_hold_them(scenario_of, gpt, 
 # Forward and backward are measured under GPipe, whatever the schedule: ranks hold stages s and
 # 2p - 1 - s, both of p - 1 - r, or every stage twice.
 @pytest.mark.parametrize(
-    ("schedule", "chunks"), [("ZBVZeroBubble", 2), ("DualPipeV", 2), ("DualPipe", 2), ("ZB-H1", 1)]
+    ("schedule", "chunks"),
+    [("ZBVZeroBubble", 2), ("DualPipeV", 2), ("DualPipe", 2), ("ZB-auto", 1)],
 )
 def test_stages_of_every_schedule_are_cut(scenario_of, gpt, schedule, chunks):
     model = replace(gpt, num_hidden_layers=12)

@@ -137,7 +137,7 @@ def test_all_problems_are_reported_at_once():
         ({"plan": {"pp": True}}, "pp: True is not a whole number"),
         (
             {"plan": {"schedule": "1f1"}},
-            "'1f1' is not one of naive, GPipe, 1F1B, Interleaved1F1B, did you mean '1F1B'?",
+            "did you mean '1F1B'?; a file of lists ends in .csv",
         ),
         ({"plan": {"order": ["dp", "pp", "pp"]}}, "must name each of dp, pp, cp, tp once"),
         ({"plan": {"layers_per_stage": [24, 24]}}, "lists 2 stages but pp is 4"),

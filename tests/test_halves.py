@@ -268,3 +268,23 @@ def test_without_meeting_the_norm_is_not_summed_over_the_pipeline(
         any("no update is ever taken back" in line for line in str(sim.simulate(s)).split("\n"))
         == post
     )
+
+
+# Question 12, as torchtitan saw it: a split backward wins without recomputation, and loses where
+# both halves compute layers again (5 units of work against the 4 of one that is whole).
+@pytest.mark.parametrize(
+    ("recompute", "faster"), [({}, True), ({"recompute": "full", "recompute_again": True}, False)]
+)
+def test_question_12_computing_again_twice_undoes_what_a_split_backward_wins(
+    scenario_of: ScenarioOf, llama: Model, recompute: dict[str, Any], faster: bool
+) -> None:
+    model = replace(llama, num_hidden_layers=16, vocab_size=8)
+    plan = {"pp": 4, "chunks": 2} | recompute
+    split = scenario_of(
+        model=model, plan=plan | {"schedule": "InterleavedZeroBubble"}, run=ONCE, batch=16
+    )
+    plan.pop("recompute_again", None)
+    whole = scenario_of(
+        model=model, plan=plan | {"schedule": "Interleaved1F1B"}, run=ONCE, batch=16
+    )
+    assert (sim.simulate(split).step_time_s < sim.simulate(whole).step_time_s) == faster

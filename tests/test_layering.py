@@ -26,6 +26,7 @@ LAYERS = (
     ("report",),
     ("api", "cuts"),
     ("explore",),
+    ("operate",),
     ("validate",),
     ("cli_import",),
     ("cli",),
@@ -39,10 +40,10 @@ DOORS = {
     "networkx": {"hardware/fabric.py"},
     "matplotlib": {
         "report/plots.py", "report/memory_plot.py", "report/network_plots.py", "report/palette.py",
-        "validate/scatter.py",
+        "validate/scatter.py", "operate/plot.py",
     },
     "pandas": {"report/result.py"},
-    "simpy": {"engine/reference.py", "engine/contention.py"},
+    "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}
 
@@ -121,7 +122,8 @@ def test_the_public_names_are_these():
     assert sorted(simulator.__all__) == [
         "Cluster", "DeadlockError", "DescriptionError", "Device", "Link", "Model", "Nic", "Node",
         "Plan", "Program", "ProgramError", "Result", "Run", "Scenario", "ScheduleError",
-        "Timeline", "TrainsimError", "load", "simulate", "simulate_schedule",
+        "Timeline", "TrainsimError", "load", "register_schedule", "simulate",
+        "simulate_schedule",
     ]  # fmt: skip
 
 

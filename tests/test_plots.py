@@ -145,7 +145,7 @@ def test_the_row_of_rank_0_is_at_the_top(schedule: Result) -> None:
 def test_the_title_says_step_time_and_bubble_fraction() -> None:
     # 1F1B: (p-1)/(m+p-1) = 3/11; (8 + 3) * 3 s
     figure = simulator.simulate_schedule("1F1B", stages=4, microbatches=8).plot.pipeline()
-    assert "schedule: step time 33 s, bubble fraction 27.3%" in words(figure)
+    assert "1F1B: step time 33 s, bubble fraction 27.3%" in words(figure)
 
 
 def test_64_ranks_of_a_plan_show_one_of_each_stage(training: Result) -> None:
@@ -290,3 +290,19 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone(schedule: Result) -> No
     before = dict(matplotlib.rcParams)
     schedule.plot.pipeline()
     assert dict(matplotlib.rcParams) == before
+
+
+# A pair takes 3 s on both stages of a rank, so 1.5 s on one.
+def test_pairs_are_framed_and_only_they():
+    result = simulator.simulate_schedule("DualPipeV", stages=2, microbatches=4, pair=3)
+    paired = sum(a.paired for row in result.actions for a in row)
+    figure = result.plot.pipeline()
+    (frames,) = (c for c in figure.axes[0].collections if c.get_gid() == "pair")
+    assert len(frames.get_paths()) == paired > 0
+    widths = {round(np.ptp(path.vertices[:, 0]), 6) for path in frames.get_paths()}
+    assert widths == {1.5}
+
+
+def test_a_figure_says_which_schedule_it_shows():
+    figure = simulator.simulate_schedule("zb-h1", stages=2, microbatches=4).plot.pipeline()
+    assert any(text.get_text().startswith("ZB-H1: step time") for text in figure.texts)

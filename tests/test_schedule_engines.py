@@ -101,6 +101,26 @@ def test_bubble_and_memory_are_the_papers(name: str, engine: str) -> None:
     assert seen
 
 
+# Wherever a formula says that it holds, and whatever the times.
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from([name for name, s in SCHEDULES.items() if s.bubble]),
+    p=st.integers(2, 6),
+    rounds=st.integers(1, 4),
+    v=st.integers(1, 3),
+    times=st.tuples(*[st.sampled_from([32, 64, 96, 128, 160, 256])] * 3),
+)
+def test_a_bubble_is_its_formula_where_that_holds(
+    name: str, p: int, rounds: int, v: int, times: tuple[int, int, int]
+) -> None:
+    f, i, w = (time / 128 for time in times)
+    case = Case(p, p * rounds, v, f, i, w)
+    formula = SCHEDULES[name].bubble
+    assume(not size_complaint(name, p, case.m, v) and formula and formula.holds(case))
+    assert formula  # assumed
+    assert max(idle(made(case, name))) == formula.value(case)
+
+
 # Question 10, B = I + W = 2: P = 4, M = 8: 27 against 33; P = 8, M = 32: 103 against 117, idle 7
 # against 21.
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from greedy import run
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import simulator as sim
 from simulator.errors import DescriptionError
 from simulator.schedules import (
+    BUBBLE_FRACTION,
     SCHEDULES,
     Action,
     Case,
@@ -255,6 +257,35 @@ def test_a_round_of_more_than_all_microbatches_is_refused() -> None:
         actions_of("Interleaved1F1B", 4, 8, 2, group=9)
     with pytest.raises(DescriptionError, match="microbatch_group is for Interleaved1F1B"):
         actions_of("1F1B", 4, 8, group=4)
+
+
+# Seconds of a stage; of a rank's stages together for `simulate_schedule`.
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8), (4, 12)])
+@pytest.mark.parametrize("times", [(1.0, 1.0, 1.0, None), (0.5, 1.5, 0.25, None), (2, 2, 1, 4)])
+def test_the_simulator_takes_as_long_as_the_greedy_run(
+    name: str, p: int, m: int, times: tuple[float, float, float, float | None]
+) -> None:
+    least, copies = SCHEDULES[name].chunks[0], SCHEDULES[name].copies
+    if refused := size_complaint(name, p, m, least):
+        pytest.skip(refused)
+    f, i, w, pair = times
+    greedy = run(actions_of(name, p, m, least), f, i, w, pair)
+    held = least / copies
+    result = sim.simulate_schedule(
+        name, stages=p, microbatches=m, chunks=least, forward=held * f, backward=held * (i + w),
+        input_grad=held * i, pair=None if pair is None else held * pair,
+    )  # fmt: skip
+    assert result.step_time_s == pytest.approx(greedy.makespan, abs=1e-9)
+    assert result.memory.peak.tolist() == greedy.kept
+
+
+@pytest.mark.parametrize("name", BUBBLE_FRACTION)
+def test_the_bubble_fraction_of_warnings_holds_for_few_microbatches_too(name: str) -> None:
+    for p, m, v in sizes(name, 5):
+        work = 3 * v * m
+        makespan = run(actions_of(name, p, m, v)).makespan
+        assert 1 - work / makespan == pytest.approx(BUBBLE_FRACTION[name](p, m, v), abs=1e-9)
 
 
 # torch accepts ZBVZeroBubble with fewer microbatches than fill it, and leaves cells out.

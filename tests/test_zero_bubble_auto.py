@@ -2,8 +2,8 @@
 
 import csv
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,9 @@ import simulator as sim
 from simulator.describe import catalog
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
+from simulator.report.stage_times import stage_times
 from simulator.report.summary import assumptions
-from simulator.schedules import Action, Actions, actions_of, check_actions
+from simulator.schedules import Action, Actions, Target, actions_of, check_actions
 from simulator.schedules.automatic import zero_bubble_auto
 from simulator.schedules.times import Times, pace
 
@@ -302,3 +303,64 @@ def test_the_report_says_what_an_order_was_made_for() -> None:
     assert (
         "activations of at most 4 microbatches (plan.schedule_memory 1), whole from I to W" in first
     )
+
+
+# --- bare, and on the command line ----------------------------------------------------------------
+
+
+def test_a_bare_run_is_ordered_for_its_own_times_and_memory() -> None:
+    # Ranks of p = 4 in 2p activations are idle before their first action and after their last only.
+    run = sim.simulate_schedule("ZB-auto", stages=4, microbatches=8, memory=2)
+    assert run.step_time_s == 8 * 3 + 3
+    assert run.memory.peak.max() == 8
+    long = sim.simulate_schedule(
+        "ZB-auto", stages=4, microbatches=8, forward=2, backward=5, input_grad=3, latency=0.5
+    )
+    target = Target(Times(2, 3, 2, 0.5))
+    assert long.actions == actions_of("ZB-auto", 4, 8, target=target)
+    assert long.step_time_s == pytest.approx(pace(long.actions, target.times).makespan)
+
+
+def test_the_command_takes_the_memory_of_an_automatic_schedule(
+    trainsim: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    code, out, _ = trainsim("show", "schedule", "ZB-auto", "--memory", "2", "--csv", "zb.csv")
+    assert code == 0
+    assert "activations in flight by rank: 8 8 8 8" in out
+    first = (tmp_path / "zb.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("0F0,0F1,0F2,0F3,0F4,0F5,0F6,0I0")
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "complaint"),
+    [
+        ("1F1B", "2", "memory 2 is for schedules made to measure, as ZB-auto, not 1F1B"),
+        ("ZB-auto", "0.1", "a limit of 0.4 activations holds not one microbatch"),
+    ],
+)
+def test_memory_that_makes_no_sense_is_refused(
+    trainsim: Callable[..., tuple[int, str, str]], name: str, memory: str, complaint: str
+) -> None:
+    code, _, err = trainsim("show", "schedule", name, "--memory", memory)
+    assert code == 2
+    assert complaint in err
+
+
+# --- with devices and models ----------------------------------------------------------------------
+
+
+def test_a_plan_is_the_same_to_the_tick_on_both_engines() -> None:
+    s = planned(
+        schedule_memory=1.5,
+        schedule_times={"forward": 2, "input_grad": 2.5, "weight_grad": 1.5},
+    )
+    reference, compiled = (sim.simulate(s, engine=e) for e in ("reference", "compiled"))
+    assert reference.timeline == compiled.timeline
+
+
+def test_an_order_for_the_times_of_a_run_is_no_slower_than_one_for_equal_times() -> None:
+    def seconds(**plan: object) -> float:
+        return sim.simulate(planned(schedule_memory=2, **plan)).step_time_s
+
+    times = stage_times(sim.simulate(planned(schedule="ZB-H1")))
+    assert seconds(schedule_times=asdict(times)) <= seconds()

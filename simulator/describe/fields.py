@@ -26,6 +26,8 @@ class Unit:
     dimension: str
     zero: bool = False
     """Whether zero is allowed too."""
+    names: tuple[str, ...] = ()
+    """Words that may stand in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,13 @@ class Catalogued:
     folder: str
 
 
+@dataclass(frozen=True, slots=True)
+class OrFile:
+    """The field is a name, or a file's path with this ending, from the description's folder."""
+
+    suffix: str
+
+
 MOST = 10**15
 """Above it no count makes sense, and products of two leave whole numbers of 64 bits."""
 
@@ -56,6 +65,9 @@ Bytes: TypeAlias = Annotated[float, Unit("bytes")]
 BytesPerSecond: TypeAlias = Annotated[float, Unit("bytes/s")]
 FlopsPerSecond: TypeAlias = Annotated[float, Unit("FLOP/s")]
 Seconds: TypeAlias = Annotated[float, Unit("seconds", zero=True)]
+Duration: TypeAlias = Annotated[float, Unit("seconds")]
+"""Seconds that are not zero."""
+Watts: TypeAlias = Annotated[float, Unit("watts", zero=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +206,10 @@ def from_text(value: object, markers: Iterable[object]) -> object:
         ValueError: when a unit is missing or unknown.
     """
     for marker in markers:
-        if isinstance(marker, Unit):
-            return units.parse_quantity(value, marker.dimension)
+        if isinstance(marker, Unit) and value not in marker.names:
+            try:
+                return units.parse_quantity(value, marker.dimension)
+            except ValueError as error:
+                names = "".join(f", or {name!r}" for name in marker.names)
+                raise ValueError(f"{error}{names}{suggestion(value, marker.names)}") from None
     return value

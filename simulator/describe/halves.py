@@ -10,7 +10,7 @@ from simulator.describe.resnet import ResNet
 from simulator.describe.run import Run
 from simulator.describe.target import target_of
 from simulator.schedules.layout import Layout, layout_of
-from simulator.schedules.table import schedule_of
+from simulator.schedules.table import schedule_of, size_complaint
 
 
 def schedule_contradictions(
@@ -28,6 +28,16 @@ def schedule_contradictions(
     )  # fmt: skip
     if found.updates:
         yield from _after_every_microbatch(model, plan, run)
+        begun = microbatches * run.num_steps + plan.pp
+        complaint = size_complaint(
+            plan.schedule, plan.pp, begun, plan.chunks, plan.microbatch_group
+        )  # fmt: skip
+        if complaint:
+            yield (
+                f"plan.schedule {complaint}: steps without a flush need lists of all "
+                f"run.num_steps {run.num_steps} x {microbatches} microbatches and of plan.pp "
+                f"{plan.pp} that are then in flight"
+            )
     if plan.recompute_again and (plan.recompute != "full" or not found.splits):
         yield (
             "plan.recompute_again: true is for plan.recompute 'full' and a schedule that splits "

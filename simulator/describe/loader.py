@@ -20,6 +20,7 @@ from simulator.describe import catalog
 from simulator.describe.cluster import Cluster, Node
 from simulator.describe.fields import (
     Catalogued,
+    OrFile,
     Rule,
     complaint,
     described,
@@ -166,7 +167,7 @@ class _Builder:
             return {k: self.value(item, v, f"{here}.{k}", here) for k, v in raw.items()}
         else:
             try:
-                read = from_text(raw, rule.markers)
+                read = from_text(self._placed(raw, rule.markers), rule.markers)
             except ValueError as error:
                 self.report(parent, f"{name}: {error}")
                 return None
@@ -175,6 +176,13 @@ class _Builder:
                 return float(read) if rule.base is float else read  # type: ignore[arg-type]
         self.report(parent, f"{name}: {wrong}")
         return None
+
+    def _placed(self, raw: object, markers: tuple[object, ...]) -> object:
+        """Return a text as it is, or the path of a file from here where it names one."""
+        suffixes = [m.suffix for m in markers if isinstance(m, OrFile)]
+        if isinstance(raw, str) and any(raw.lower().endswith(s) for s in suffixes):
+            return str(self.path.parent / Path(raw).expanduser())
+        return raw
 
     def nested(self, cls: type, raw: object, here: str, folder: str | None) -> object:
         """Return a description inside another: a table, or a name that stands for a file."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from simulator.describe.fields import Bytes, Count, Natural, Probability, Range, validate
+from simulator.describe.fields import Bytes, Count, Natural, OrFile, Probability, Range, validate
 from simulator.describe.stages import cut_problems
 from simulator.describe.timing import ScheduleTimes
 from simulator.errors import DescriptionError
@@ -62,8 +62,9 @@ class Plan:
     """How often a token is sent over ep: to each of its experts; once to each of their ranks, all
     ranks of ep at most; once to each of their nodes, `topk_group` at most, inside which it goes on
     (DeepSeek-V3, arXiv 2412.19437, section 3.2.2). It comes back summed as often."""
-    schedule: str = "1F1B"
-    """Pipeline schedule, a name that `trainsim show schedule` lists."""
+    schedule: Annotated[str, OrFile(".csv")] = "1F1B"
+    """Pipeline schedule, a name that `trainsim show schedule` lists, or a CSV file of action lists
+    as torch.distributed.pipelining writes them, compute only or with communication."""
     chunks: Count = 1
     """Stages of each pipeline rank (Megatron-LM's virtual pipeline); the schedule says which: stage
     s lies on rank s % pp of the looped ones, as Interleaved1F1B."""

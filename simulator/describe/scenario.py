@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from simulator.describe.cluster import Cluster
 from simulator.describe.context import context_problems
+from simulator.describe.cost import Cost
 from simulator.describe.experts import expert_problems
 from simulator.describe.fields import validate
 from simulator.describe.halves import schedule_contradictions
@@ -15,6 +16,7 @@ from simulator.describe.kinds import device_problems, mixture_problems
 from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
 from simulator.describe.network import Network
+from simulator.describe.operations import Operations
 from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
@@ -36,6 +38,10 @@ class Scenario:
     cluster: Cluster
     plan: Plan
     run: Run
+    operations: Operations | None = None
+    """What happens over days of it; `trainsim operate` reads it."""
+    cost: Cost | None = None
+    """Power and prices, where energy and money are asked for."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -227,12 +233,12 @@ def _layout(s: Scenario) -> Iterator[str]:
 
 
 def _is_looped(s: Scenario) -> bool:
-    """Return whether stage s lies on rank s % pp; so too where there is no such schedule."""
+    """Return whether stage s lies on rank s % pp; so too where there is none."""
     plan = s.plan
-    if list(_schedule(s)):
+    if not s.num_microbatches or list(_schedule(s)):
         return True
     size = plan.pp, s.num_microbatches, plan.chunks, plan.microbatch_group
-    held = layout_of(schedule_of(plan.schedule), *size).stages
+    held = layout_of(schedule_of(plan.schedule), *size, s.target).stages
     return held == tuple(tuple(range(r, plan.num_stages, plan.pp)) for r in range(plan.pp))
 
 
@@ -263,7 +269,7 @@ def _schedule(s: Scenario) -> Iterator[str]:
     )
     if complaint:
         yield f"plan.schedule {complaint}"
-    else:
+    elif s.num_microbatches:
         problems = list(target_problems(plan))
         yield from problems or schedule_contradictions(s.model, plan, s.run, s.num_microbatches)
 

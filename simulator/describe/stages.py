@@ -27,8 +27,12 @@ _WAYS: tuple[tuple[str, ...], ...] = (
 
 def _said(plan: Plan) -> list[list[str]]:
     """Return the fields that a plan sets, by row of `_WAYS`."""
-    rows = [[n for n in row if getattr(plan, n) not in (None, False, "uniform")] for row in _WAYS]
+    rows = [[name for name in row if _is_set(getattr(plan, name))] for row in _WAYS]
     return [row for row in rows if row]
+
+
+def _is_set(value: object) -> bool:
+    return value is not None and value is not False and value != "uniform"
 
 
 def cut_problems(plan: Plan) -> Iterator[str]:

@@ -43,8 +43,10 @@ OPTIONS = 3
 def _one_at_a_time(s: Scenario) -> Iterator[Settings]:
     """Let backwards come as early as they can: 1F1B keeps the fewest activations here."""
     if schedule_name(s.plan.schedule) != "1F1B":
-        chunks: Settings = {"plan.chunks": 1} if s.plan.chunks > 1 else {}
-        yield {"plan.schedule": "1F1B", **chunks}
+        changed: Settings = {"plan.chunks": 1} if s.plan.chunks > 1 else {}
+        if s.plan.recompute_again:
+            changed["plan.recompute_again"] = False
+        yield {"plan.schedule": "1F1B", **changed}
 
 
 def _more(axis: str) -> Callable[[Scenario], Iterator[Settings]]:

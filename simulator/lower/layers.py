@@ -352,7 +352,8 @@ def _patches(model: Model, patches: Patches, x: Shapes) -> tuple[Operator, ...]:
         e, tokens=x.tokens, hidden=h, rows=1 + patches.tokens,
         dropped=x.tokens if model.embedding_dropout > 0 else 0,
     )  # fmt: skip
-    return (convolution.of_images(cut), placed)
+    # the gradient of its output is that of the positions', but for the class token
+    return (replace(convolution.of_images(cut), output_grad_bytes=0.0), placed)
 
 
 def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:

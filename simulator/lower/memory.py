@@ -85,7 +85,7 @@ def buffer_bytes(s: Scenario, kind: int = 0) -> float:
             if isinstance(kernel, Kernel) and kernel.matmul is not None
         ]
         size += ENGINE_WORKSPACE[device]
-        size += s.precision.weight * sum(b * m * n for b, m, n in {p[:3] for p in products})
+        size += s.precision.weight * sum(m * n for m, n in {p[1:3] for p in products})
     return size
 
 

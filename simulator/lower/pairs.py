@@ -25,7 +25,7 @@ def together(first: Body, second: Body) -> Body:
     """Return the body of a pair."""
     turn = np.concatenate([_turns(first), _turns(second)])
     half = np.repeat([0, 1], [len(first), len(second)])
-    order = np.lexsort([half, turn])  # stable: each half keeps its order
+    order = np.lexsort((half, turn))  # stable: each half keeps its order
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     need = np.concatenate([first.need, second.need]).astype(np.int64)
@@ -43,7 +43,7 @@ def together(first: Body, second: Body) -> Body:
             of=half[order].astype(np.int16),
             exit=int(place[split + second.exit]),
             entry=int(place[split + second.entry]),
-            tail=len(order) - 1 if half[order[-1]] else int(place[-1]),
+            tail=int(place[-1]),
         ),
     )
 

@@ -298,7 +298,7 @@ def points_per_unit(ax: Axes) -> tuple[float, float]:
 
 def titles_of(result: Result, *notes: str) -> list[str]:
     """Return the title of a figure and the lines below it."""
-    name = result.scenario.name if result.scenario else "schedule"
+    name = result.scenario.name if result.scenario else result.title
     bubble = float(result.breakdown.bubble_fraction.mean())
     step = format_seconds(result.step_time_s)
     titles = [f"{name}: step time {step}, bubble fraction {bubble:.1%}"]

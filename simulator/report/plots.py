@@ -7,6 +7,7 @@ when a first figure is drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 
 from simulator.errors import DescriptionError
 from simulator.lower.mesh import Mesh
-from simulator.program import ACTIONS, NONE, Int64
+from simulator.program import ACTION_CODE, ACTIONS, NONE, Int64
 from simulator.report import memory_plot, network_plots, palette
 from simulator.report.breakdown import CATEGORIES, COMMUNICATION, moves, stream_category
 from simulator.report.palette import COLOURS, INK, Float64, Lane, Spans, text_width
@@ -96,16 +97,19 @@ def pipeline(
     drawn = {"idle", *flows, *(_work_name(code) for code in set(cells.action.tolist()))}
     lanes = f"thin lanes, from the top: {', '.join(flows)}" if len(flows) > 1 else ""
     later = "paler cells: later chunks of a rank" if _chunk(cells).any() else ""
+    pairs = pair_spans(result, shown, cells)
+    framed = "framed: a forward and a backward together" if len(pairs.row) else ""
+    notes = "; ".join(filter(None, (lanes, later, framed)))
     labels = [palette.rank_label(result, rank) for rank in shown.tolist()]
     heights = [min(0.46 if flows else 0.34, 12 / len(shown)) * len(shown)]
     with palette.style():
         figure, (ax,) = palette.sheet(
             _room_for_numbers(cells, end - begin), heights, labels=labels,
-            titles=palette.titles_of(result, chosen, "; ".join(filter(None, (lanes, later)))),
+            titles=palette.titles_of(result, chosen, notes),
             handles=[palette.swatch(n, hatched=False) for n in COLOURS if n in drawn],
         )  # fmt: skip
         scale = (begin, palette.time_axis(ax, begin, end, since_last_step=begin > 0))
-        _draw_rows(ax, cells, flows, scale, labels)
+        _draw_rows(ax, cells, flows, scale, labels, pairs)
         for step_end in result.step_ends[:-1] if whole_run else ():
             ax.axvline((step_end - begin) / scale[1], color=INK, lw=0.8, ls="--", gid="step")
     return palette.save(figure, path)
@@ -171,9 +175,25 @@ def flow_spans(result: Result, ranks: Int64, category: str, begin: int, end: int
     return Spans(row, start[first] % length + begin, until[last] % length + begin)
 
 
+def pair_spans(result: Result, ranks: Int64, cells: Cells) -> Spans:
+    """Return from when to when a forward and a backward of a bare schedule run together."""
+    columns = (cells.row, cells.action, cells.stage, cells.microbatch)
+    place = {key: i for i, key in enumerate(zip(*(c.tolist() for c in columns), strict=True))}
+    both = [
+        [place.get((row, ACTION_CODE[a.kind], a.stage, a.microbatch)) for a in pair]
+        for row, rank in enumerate(ranks.tolist() if result.actions else ())
+        for pair in pairwise(result.actions[rank])
+        if pair[0].paired
+    ]
+    seen = np.array([pair for pair in both if None not in pair], np.int64).reshape(-1, 2)
+    return Spans(cells.row[seen[:, 0]], cells.start[seen].min(axis=1, initial=cells.end.max()),
+                 cells.end[seen].max(axis=1, initial=0))  # fmt: skip
+
+
 def _draw_rows(
-    ax: Axes, cells: Cells, flows: dict[str, Spans], scale: tuple[int, float], labels: list[str]
-) -> None:
+    ax: Axes, cells: Cells, flows: dict[str, Spans], scale: tuple[int, float], labels: list[str],
+    pairs: Spans,
+) -> None:  # fmt: skip
     """Draw the compute lane of every row, and a thin lane below it for each kind of flow."""
     thin = min(0.13, 0.28 / max(len(flows), 1))
     lane = Lane(0.06, 0.85 - thin * len(flows))
@@ -182,6 +202,8 @@ def _draw_rows(
         where = (lane.top + row, lane.height)
         ax.broken_barh([ax.get_xlim()], where, color=COLOURS["idle"], linewidth=0, gid="idle")
     _draw_cells(ax, cells, scale, lane)
+    frame = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.0}
+    palette.boxes(ax, pairs, scale, lane, "pair", **frame)
     for i, (name, spans) in enumerate(flows.items()):
         below = Lane(lane.top + lane.height + 0.03 + thin * i, thin)
         palette.boxes(ax, spans, scale, below, name, color=COLOURS[name], linewidth=0.3)

@@ -15,6 +15,7 @@ from simulator.hardware.outside import outside
 from simulator.program import ACTIONS, NONE, Int64, Program
 from simulator.report.breakdown import Breakdown, breakdown
 from simulator.report.memory import MemoryTimeline, memory_over_time
+from simulator.schedules.action import Actions
 from simulator.timeline import Timeline
 from simulator.traffic import Traffic
 from simulator.units import TICKS_PER_SECOND, to_seconds
@@ -51,6 +52,10 @@ class Result:
     """Warnings that the description itself gives rise to, and what was folded."""
     moves: Moves | None = None
     """What was on links, where they were shared."""
+    actions: Actions = ()
+    """Action lists of a bare schedule by rank."""
+    title: str = "schedule"
+    """What a bare schedule is called."""
 
     @property
     def program(self) -> Program:

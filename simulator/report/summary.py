@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.describe.cluster import Device, Node
 from simulator.describe.network import Network
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
@@ -22,13 +21,14 @@ from simulator.lower.trainable import model_flops_per_token, recomputed_flops_pe
 from simulator.program import Int64, Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
 from simulator.report.context import context_assumptions
+from simulator.report.devices import device_assumptions
 from simulator.report.experts import expert_assumptions
 from simulator.report.offload import host_memory, offload_assumptions, offloads
 from simulator.report.samples import model_assumptions
 from simulator.report.schedule import schedule_assumptions
 from simulator.report.sharding import sharding_assumptions
 from simulator.report.training import training_assumptions
-from simulator.units import format_bytes, format_seconds
+from simulator.units import format_bytes
 
 if TYPE_CHECKING:
     from simulator.report.result import Result
@@ -190,18 +190,6 @@ def _bottleneck(shares: dict[str, float], peak: float, capacity: float) -> str:
     return f"{OWNERS[owner]}: {shares[owner]:.1%} of the step"
 
 
-HOST = {
-    False: "; the host never holds the device back",
-    True: ", but not before the host has issued it, one in {}",
-}
-"""What is assumed of a host that takes no time to launch a kernel, and of one that does."""
-
-TILED = {
-    False: ", whatever their shape",
-    True: " at best; less by how tiles fill the device, how deep k is, how rows align",
-}
-"""What is assumed of products where tiles do not matter, and where they do."""
-
 NETWORK = {
     "alpha-beta": "every rank has its even share of its node's adapters, and no flow meets another",
     "fluid": "flows that meet on a link share it fairly (max-min), at once and without loss",
@@ -257,7 +245,7 @@ def assumptions(s: Scenario) -> list[str]:
     """Return what was assumed that moves the answer and that the scenario does not say."""
     plan = s.plan
     out = [
-        *(line for node in s.cluster.kinds for line in _of_kernels(s, node)),
+        *device_assumptions(s),
         *model_assumptions(s),
         *_memory_assumptions(s),
         *training_assumptions(s),
@@ -321,19 +309,6 @@ def assumptions(s: Scenario) -> list[str]:
     return out
 
 
-def _of_kernels(s: Scenario, node: Node) -> list[str]:
-    """Return what is assumed of kernels on a kind of node, which is named where there are more."""
-    device = node.device
-    where = f"on {device.name}: " if s.cluster.is_mixed else ""
-    return [
-        f"{where}matrix products sustain {_sustained(s, device):.1%} of the "
-        f"{s.precision.fastest} peak{TILED[device.compute_units is not None]}, and memory-bound "
-        f"kernels {device.memory_efficiency:.1%} of the memory bandwidth, whatever their size",
-        f"{where}each kernel starts {format_seconds(device.launch_overhead)} after the one before "
-        f"it{HOST[node.host_launch > 0].format(format_seconds(node.host_launch))}",
-    ]
-
-
 def _when(plan: Plan) -> str:
     """Return when gradients are reduced."""
     if not plan.grad_overlap:
@@ -341,12 +316,6 @@ def _when(plan: Plan) -> str:
     sizes = ", then ".join(map(format_bytes, plan.buckets))
     chunk = " of each chunk" * (plan.chunks > 1)
     return f"during the last backward{chunk}, in buckets of at least {sizes}"
-
-
-def _sustained(s: Scenario, device: Device) -> float:
-    """Return the share of the peak that the largest products of most layers reach."""
-    share = device.matmul_efficiency_in.get(s.precision.fastest, device.matmul_efficiency)
-    return share * device.sustained_clock
 
 
 def _low_precision(s: Scenario) -> list[str]:

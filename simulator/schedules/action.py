@@ -38,7 +38,9 @@ class Action(NamedTuple):
         """
         match = _ACTION.fullmatch(text.strip())
         if match is None:
-            raise ScheduleError(f"{text!r} is not an action; write for example 3F0 or 1SEND_F2")
+            raise ScheduleError(
+                f"{text.strip()!r} is not an action; write for example 3F0 or 1SEND_F2"
+            )
         return cls(int(match[1]), match[2], int(match[3]) if match[3] else NONE)
 
 

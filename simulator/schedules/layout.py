@@ -6,6 +6,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
+from simulator.program import NONE
 from simulator.schedules.action import Action, Actions
 from simulator.schedules.passes import stages_of_ranks
 from simulator.schedules.schedule import Schedule
@@ -52,11 +53,12 @@ def layout_of(
     """Return the layout of a schedule in a size that it takes."""
     actions = lists_of(schedule, ranks, microbatches, chunks, group, target)
     kinds = {(a.kind, a.paired) for row in actions for a in row}
+    updates = any(a.kind == "OPT" and a.microbatch != NONE for row in actions for a in row)
     return Layout(
         stages=stages_of_ranks(actions),
         splits=any(kind in ("I", "W") for kind, _ in kinds),
         pairs=any(paired for _, paired in kinds),
-        updates=(updates := ("OPT", False) in kinds),
+        updates=updates,
         versions=tuple(_in_flight(row) if updates else 1 for row in actions),
     )
 

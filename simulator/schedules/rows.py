@@ -74,8 +74,8 @@ SCHEDULES: dict[str, Schedule] = {
         bubble=Bubble(
             "(p-1)(F+I-W)",
             lambda c: (c.p - 1) * (c.f + c.i - c.w),
-            "m >= p and F+I >= W",
-            lambda c: c.m >= c.p and c.f + c.i >= c.w,
+            "m >= p and F >= W",
+            lambda c: c.m >= c.p and c.f >= c.w,
         ),
         kept=by_rank("min(p, m)", lambda c, r: min(c.p, c.m)),
     ),
@@ -84,8 +84,8 @@ SCHEDULES: dict[str, Schedule] = {
         bubble=Bubble(
             "(p-1)(F+I-2W)",
             lambda c: (c.p - 1) * (c.f + c.i - 2 * c.w),
-            "m >= 2p-1 and F+I >= 2W",
-            lambda c: c.m >= 2 * c.p - 1 and c.f + c.i >= 2 * c.w,
+            "m >= 2p-1, F >= W and F+I >= 2W",
+            lambda c: c.m >= 2 * c.p - 1 and c.f >= c.w and c.f + c.i >= 2 * c.w,
         ),
         kept=by_rank("min(2p-1, m)", lambda c, r: min(2 * c.p - 1, c.m)),
     ),
@@ -96,8 +96,8 @@ SCHEDULES: dict[str, Schedule] = {
         bubble=Bubble(
             "(p-1)(F+I-W)",
             lambda c: (c.p - 1) * (c.f + c.i - c.w),
-            "m a multiple of p and F+I >= W",
-            lambda c: c.m % c.p == 0 and c.f + c.i >= c.w,
+            "m a multiple of p and F >= W",
+            lambda c: c.m % c.p == 0 and c.f >= c.w,
         ),
         kept=by_rank("vp", lambda c, r: c.v * c.p, "m a multiple of p", lambda c: c.m % c.p == 0),
     ),

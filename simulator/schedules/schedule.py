@@ -30,6 +30,8 @@ class Schedule:
     """Most stage activations that each rank keeps."""
     note: str = ""
     """What a reader of its results must know."""
+    size: tuple[int, int] | None = None
+    """Ranks and microbatches of lists that are of one size only."""
     foreign: bool = False
     """Whether its lists come from outside this package: then they are run without a clock first, so
     that a deadlock is explained."""

@@ -16,12 +16,16 @@ from simulator.schedules.user import check_size, file_schedule, is_file
 
 
 def schedule_name(name: str) -> str:
-    """Return the registered spelling of a schedule's name, whatever its case.
+    """Return the registered spelling of a schedule's name, whatever its case, or a file's path.
 
     Raises:
-        DescriptionError: when there is none.
+        DescriptionError: when there is none, or what is wrong with the CSV file.
+        DeadlockError: when the lists of the file wait for each other.
     """
     if name in SCHEDULES:
+        return name
+    if is_file(name):
+        file_schedule(name)
         return name
     by_lower = {known.lower(): known for known in SCHEDULES}
     if name.lower() not in by_lower:
@@ -61,6 +65,12 @@ def size_complaint(
     if group is not None and "group" not in schedule.takes:
         takers = ", ".join(known for known, s in SCHEDULES.items() if "group" in s.takes)
         return f"{name} has no rounds of {group} microbatches; microbatch_group is for {takers}"
+    if schedule.size not in (None, (ranks, microbatches)):
+        held_ranks, held = schedule.size
+        return (
+            f"{name} is of {held_ranks} ranks and {held} microbatches, not of {ranks} and "
+            f"{microbatches}"
+        )
     if schedule.complaint is None:
         return None
     complaint = schedule.complaint(ranks, microbatches, chunks, group)

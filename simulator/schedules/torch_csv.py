@@ -12,6 +12,7 @@ from pathlib import Path
 
 from simulator.errors import DeadlockError, DescriptionError, ScheduleError
 from simulator.files import write_whole
+from simulator.program import NONE
 from simulator.schedules.action import Action, Actions, cell_text, cells, parse_cell
 from simulator.schedules.check import check_actions
 from simulator.schedules.deadlock import check_progress, needs, other_side
@@ -78,11 +79,16 @@ def _rows(path: Path) -> list[list[str]]:
 
 
 def write_csv(actions: Actions, path: str | Path) -> None:
-    """Write action lists for torch, without optimizer steps, for which torch has no action.
+    """Write action lists for torch, which has no word for the optimizer steps at their end.
 
     Raises:
-        DescriptionError: when the file cannot be written there.
+        DescriptionError: when the file cannot be written there, or updates follow each microbatch.
     """
+    if any(a.kind == "OPT" and a.microbatch != NONE for row in actions for a in row):
+        raise DescriptionError(
+            f"cannot write {str(path)!r}: torch's files have no optimizer steps, which this "
+            "schedule takes after each microbatch"
+        )
 
     def write(target: Path) -> None:
         with target.open("w", newline="", encoding="utf-8") as file:

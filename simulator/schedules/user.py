@@ -121,19 +121,11 @@ def _of_file(path: str) -> Schedule:
         )
     microbatches = max(a.microbatch for row in actions for a in row) + 1
 
-    def complaint(ranks: int, count: int, _chunks: int, _group: int | None) -> str | None:
-        if (ranks, count) == (len(actions), microbatches):
-            return None
-        return (
-            f"is of {len(actions)} ranks and {microbatches} microbatches, not of {ranks} and "
-            f"{count}"
-        )
-
     def make(_ranks: int, _microbatches: int) -> Actions:
         return actions
 
     note = f"{left_out} UNSHARD and RESHARD of {path} are left out: plan.zero says when weights are"
     return Schedule(
-        make, (chunks, chunks), len(held) * chunks // stages, complaint=complaint,
-        note=f"{note} gathered" if left_out else "",
+        make, (chunks, chunks), len(held) * chunks // stages,
+        size=(len(actions), microbatches), note=f"{note} gathered" if left_out else "",
     )  # fmt: skip

@@ -6,7 +6,6 @@ from functools import partial
 
 from simulator.api import simulate
 from simulator.describe.scenario import Scenario
-from simulator.errors import DescriptionError
 from simulator.lower.memory import rank_memory
 from simulator.program import ACTION_CODE
 from simulator.validate.published import Case, Row
@@ -234,8 +233,28 @@ def vtrain(row: Row, recompute: str = "full") -> Case:
 SIMUMAX: dict[str, Table] = {
     "llama3-70b": {"from": "llama-3-70b"},
     "llama3-405b": {"from": "llama-3-405b", "num_key_value_heads": 16},
+    "deepseekv3": {
+        "from": "deepseek-v3",
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 0,
+    },
+    "deepseekv2": {
+        "from": "deepseek-v3",
+        "hidden_size": 5120,
+        "intermediate_size": 12288,
+        "num_experts": 160,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1536,
+        "num_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "vocab_size": 102400,
+        "num_nextn_predict_layers": 0,
+        "n_group": 1,
+        "topk_group": 1,
+    },
 }
-"""Models of run_pretrain_llama3.sh, which gives the 405B 16 key-value heads; cut in layers."""
+"""Models of run_pretrain_llama3.sh, which gives the 405B 16 key-value heads, and of
+run_pretrain_deepseekv2.sh, whose first layer alone is dense; cut in layers."""
 
 
 SIMUMAX_NODE = {
@@ -259,14 +278,12 @@ def simumax_memory(row: Row) -> Case:
 
 
 def _simumax(row: Row) -> tuple[Table, Table, Table, Table]:
-    if row["model"] not in SIMUMAX:
-        raise DescriptionError("mixture of experts is not built")
-    tp = int(row["tp"])
-    model = {
-        **SIMUMAX[row["model"]], "num_hidden_layers": int(row["layers"]),
-        "vocab_size": padded(128256, tp),
-    }  # fmt: skip
+    tp, experts = int(row["tp"]), int(row["ep"] or 0)
+    model = {**SIMUMAX[row["model"]], "num_hidden_layers": int(row["layers"])}
+    if not experts:
+        model["vocab_size"] = padded(128256, tp)
     plan = {
+        **({"ep": experts, "expert_capacity": 1.0, "expert_padding": True} if experts else {}),
         **degrees(row), "cp": int(row["cp"] or 1), "microbatch_size": int(row["mbs"]), "zero": 1,
         "sequence_parallel": tp > 1, **at_the_end(int(row["dp"])), **overlapped(row),
         **blocking(int(row["pp"]), tp, sequence=tp > 1),

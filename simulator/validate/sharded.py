@@ -147,6 +147,17 @@ NEMO_MODELS = {
 }  # fmt: skip
 """Dense models of the catalogue by the summaries' names."""
 
+NEMO_EXPERTS: dict[str, Table] = {
+    "Qwen3_30B_a3B": {"from": "qwen3-30b-a3b"},
+    "Qwen3_235B_a22B": {"from": "qwen3-235b-a22b"},
+    "DeepSeekV3": {"from": "deepseek-v3", "num_nextn_predict_layers": 0},
+    "DeepSeekV3 (w/o MTP)": {"from": "deepseek-v3", "num_nextn_predict_layers": 0},
+    "DeepSeekV3 (w/ MTP)": {"from": "deepseek-v3"},
+    "DeepSeek V3 671B": {"from": "deepseek-v3"},
+}
+"""Likewise those with experts; where nothing is said DeepSeek-V3 is taken without its further
+layer, as the row of the same numbers that says so."""
+
 NEMO_NODES = {
     "DGX-H100": ("dgx-h100", 8), "DGX-B200": ("dgx-b200", 8), "DGX-GB200": ("gb200-nvl72", 64),
     "DGX-GB300": ("gb300-nvl72", 64), "DGX-B300": ("dgx-b300", 8),
@@ -155,14 +166,17 @@ NEMO_NODES = {
 
 
 def nemo(row: Row) -> Case:
-    """Pre-training of dense models; seconds follow from tokens/s a GPU."""
+    """Pre-training; seconds follow from tokens/s a GPU."""
     _refuse_nemo(row)
     ranks, sequence, batch = int(row["n_gpus"]), int(row["seq_len"]), int(row["gbs"])
     chunks = int(row["vp"]) if row["vp"].isdigit() else 1
     tp, pp, cp = int(row["tp"]), int(row["pp"]), int(row["cp"] or 1)
     style = "all_gather" if row["product"] == "NeMo Automodel" else "ring"
-    name = NEMO_MODELS[row["model"]]
-    model: Table = {"from": name}
+    has_experts = row["model"] in NEMO_EXPERTS
+    model: Table = dict(
+        NEMO_EXPERTS[row["model"]] if has_experts else {"from": NEMO_MODELS[row["model"]]}
+    )
+    name = str(model["from"])
     if name.startswith("gpt3"):
         model["vocab_size"] = padded(VOCAB, tp)
     plan: Table = {
@@ -172,6 +186,9 @@ def nemo(row: Row) -> Case:
         **context(cp, style),
         **(blocking(pp, tp, sequence=tp > 1) if chunks == 1 else {}),
     }  # fmt: skip
+    if has_experts:
+        plan |= {"ep": int(row["ep"]), "recompute": "light"}
+        plan |= {"layers_per_stage": _spread(EXPERT_LAYERS[name], pp * chunks)} if pp > 1 else {}
     if name == "llama-3-405b" and pp > 1:  # 126 layers; embedding and head count as one each
         plan["layers_per_stage"] = [
             128 // (pp * chunks) - (stage in (0, pp * chunks - 1)) for stage in range(pp * chunks)
@@ -190,6 +207,9 @@ def nemo(row: Row) -> Case:
     )  # fmt: skip
 
 
+EXPERT_LAYERS = {"qwen3-30b-a3b": 48, "qwen3-235b-a22b": 94, "deepseek-v3": 61}
+
+
 def _refuse_nemo(row: Row) -> None:
     """Say what of a row no scenario can say; the first reason that applies.
 
@@ -200,8 +220,8 @@ def _refuse_nemo(row: Row) -> None:
     reasons = {
         "the source prints no throughput": not row["tokens_per_s_per_gpu"],
         "LoRA and fine-tuning are not built": row["kind"] != "pretrain",
-        "mixture of experts and hybrid state-space models are not built":
-            model not in NEMO_MODELS,
+        "the row of the same numbers without the word counts": model.endswith("(tokendrop)"),
+        "this model is not in the catalogue": model not in (NEMO_MODELS | NEMO_EXPERTS),
         "block-scaled fp8 and fp4 (MXFP8, NVFP4) are not built":
             fine in ("MXFP8", "NVFP4", "FP8-MX"),
         "the summary prints this quantisation in parentheses and does not name it":

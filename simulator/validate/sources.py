@@ -38,7 +38,6 @@ ZERO_BUBBLE = (
 
 ZERO_BUBBLE_MODEL = (
     *ZERO_BUBBLE,
-    "schedules are ordered for predicted times, not for the profiled ones",
     "models of the paper's table 3, a layer less in the first and the last stage",
     "fp16, unfused attention (table 1 counts its 5as^2b), untied embeddings, no recomputation; "
     "vocabulary 50,257 padded; dropout 0.1",
@@ -179,7 +178,8 @@ SOURCES = (
         unit="s", printed="samples/s a GPU",
         label=ZERO_BUBBLE_LABEL,
         build=zero_bubble.step,
-        assumed=ZERO_BUBBLE_MODEL,
+        assumed=("schedules are ordered for predicted times, not for the profiled ones",
+                 *ZERO_BUBBLE_MODEL),
     ),
     Source(
         name="zero-bubble-memory",
@@ -189,7 +189,11 @@ SOURCES = (
         unit="GB", printed="GB, of the fullest rank",
         label=ZERO_BUBBLE_LABEL,
         build=zero_bubble.memory,
-        assumed=("what torch's allocator gives out is compared, in GB of 1e9", *ZERO_BUBBLE_MODEL),
+        assumed=(
+            "what torch's allocator gives out is compared, in GB of 1e9",
+            "schedules are ordered for the profiled times of table 6",
+            *ZERO_BUBBLE_MODEL,
+        ),
     ),
     Source(
         name="mosaic",
@@ -259,6 +263,8 @@ SOURCES = (
             "0.1; Nemotron-340B rotates all of its heads, not half",
             "Llama 3.1 405B counts embedding and head as a layer each when stages are cut",
             "context parallelism is a ring (Megatron-LM's default); Automodel gathers K and V",
+            "of models with experts norms and activation functions run again in backward, which "
+            "the summaries do not say; every expert gets the same",
         ),
     ),
     Source(
@@ -290,7 +296,8 @@ SOURCES = (
         assumed=(
             "distributed optimizer, fp32 gradients reduced after the last backward, sequence "
             "parallelism, no recomputation, flash attention, vocabulary padded to 128 x tp: "
-            "simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh",
+            "simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh and _deepseekv2.sh, whose "
+            "experts are padded to a capacity of 1 and whose first layer alone is dense",
             "Transformer Engine runs backward's tensor-parallel collectives beside products",
             "products sustain 0.64 of the device file's rate: the source's own measurements of "
             "products on this machine, configs/system/b200_bf16_ceperm.json",
@@ -359,7 +366,10 @@ SOURCES = (
         url="https://arxiv.org/abs/2407.21783",
         file="llama3_interruptions.csv",
         unit="s", printed="interruptions in 54 days", label="{component}",
-        build=partial(schedules.never, "failures over weeks are not simulated"),
+        build=partial(
+            schedules.never,
+            "rates of failures: trainsim operate llama-3-405b-operations runs them",
+        ),
     ),
 )  # fmt: skip
 """In the order in which they are printed."""

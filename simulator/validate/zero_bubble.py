@@ -74,7 +74,7 @@ def replay(row: Row) -> Case:
 
 def replayed(row: Row) -> float:
     """Return the seconds of the slowest rank, from its first action to its last."""
-    f, i, w, message = (float(row[f"T_{name}_ms"]) * MS for name in ("F", "B", "W", "comm"))
+    f, i, w, message = _profiled(row).values()
     count = chunks(row)
     program = lower_schedule(
         actions(row),
@@ -96,9 +96,14 @@ def actions(row: Row) -> Actions:
     if row["schedule"] not in LIMITS:
         name = "Interleaved1F1B" if row["schedule"] == CHUNKED else "1F1B"
         return actions_of(name, ranks, microbatches, chunks(row))
-    times = Times(*(float(row[f"T_{name}_ms"]) for name in ("F", "B", "W", "comm")))
-    target = Target(times, LIMITS[row["schedule"]], kept(row), synchronous=False)
+    target = Target(Times(**_profiled(row)), LIMITS[row["schedule"]], kept(row), synchronous=False)
     return actions_of("ZB-auto", ranks, microbatches, target=target)
+
+
+def _profiled(row: Row) -> dict[str, float]:
+    """Return the times of table 6, in seconds, as `Times` and a plan name them."""
+    columns = {"forward": "F", "input_grad": "B", "weight_grad": "W", "message": "comm"}
+    return {name: float(row[f"T_{column}_ms"]) * MS for name, column in columns.items()}
 
 
 def seconds(row: Row) -> float:
@@ -112,12 +117,15 @@ def seconds(row: Row) -> float:
 
 def step(row: Row) -> Case:
     """The same runs, predicted from the model's shapes."""
-    return case(seconds(row), *_tables(row, _plan(row)))
+    same = (row[name] for name in ("model", "stages_p", "microbatch_size_b", "n_gpus"))
+    times = _predicted(*same) if row["schedule"] in LIMITS else {}
+    return case(seconds(row), *_tables(row, _plan(row, times)))
 
 
 def memory(row: Row) -> Case:
-    """What their fullest rank allocates, in GB."""
-    return case(float(row["memory_GB"]), *_tables(row, _plan(row)), metric=_allocated_gb)
+    """What their fullest rank allocates, in GB, in the order for the profiled times."""
+    tables = _tables(row, _plan(row, _profiled(row)))
+    return case(float(row["memory_GB"]), *tables, metric=_allocated_gb)
 
 
 def _allocated_gb(s: Scenario) -> float:
@@ -141,8 +149,8 @@ def _tables(
     return model, nodes_of(int(row["n_gpus"]), "dgx-a100"), both | plan, settings
 
 
-def _plan(row: Row) -> Table:
-    """Return what a plan says of a row's schedule."""
+def _plan(row: Row, times: Table) -> Table:
+    """Return what a plan says of a row's schedule, for these times where it is automatic."""
     layers, pp = MODELS[row["model"]][0], int(row["stages_p"])
     if row["schedule"] == CHUNKED:
         one_each = {"layers_per_stage": [0, *[1] * layers, 0]}
@@ -150,10 +158,9 @@ def _plan(row: Row) -> Table:
     plan = _uneven(row["model"], pp)
     if row["schedule"] not in LIMITS:
         return plan | blocking(pp)
-    same = (row[name] for name in ("model", "stages_p", "microbatch_size_b", "n_gpus"))
     return plan | {
         "schedule": "ZB-auto", "schedule_memory": LIMITS[row["schedule"]],
-        "schedule_kept": kept(row), "schedule_times": _profiled(*same),
+        "schedule_kept": kept(row), "schedule_times": times,
         "post_validation": True,
     }  # fmt: skip
 
@@ -165,7 +172,7 @@ def _uneven(model: str, pp: int) -> Table:
 
 
 @lru_cache(maxsize=16)
-def _profiled(model: str, stages: str, size: str, gpus: str) -> Table:
+def _predicted(model: str, stages: str, size: str, gpus: str) -> Table:
     """Return the predicted times that a schedule is made for, from a short run of another.
 
     The authors profile the first iterations of each run.
