@@ -335,6 +335,12 @@ def test_slurm_says_it_where_the_launcher_asks_its_environment():
     assert (cluster.num_nodes, cluster.devices_per_node) == (4, 4)
 
 
+def test_the_file_says_where_the_number_of_nodes_is_from():
+    text = f"torchrun --nnodes 2 pretrain_gpt.py {GPT}"
+    assert "num_nodes = 2                             # --nnodes 2" in import_megatron(text).toml()
+    assert "num_nodes = 4\n" in import_megatron(text, nodes=4).toml()
+
+
 def test_sruns_own_flags_are_a_launchers():
     text = f"srun --nodes=2 --ntasks-per-node=8 python pretrain_gpt.py {GPT}"
     assert import_megatron(text, node="dgx-h100").scenario.cluster.world_size == 16
