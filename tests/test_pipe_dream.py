@@ -113,3 +113,30 @@ def test_the_report_says_that_semantics_change(scenario_of: ScenarioOf, even: Mo
     text = str(sim.simulate(scenario_of(model=even, plan=PLAN, batch=8)))
     assert "changes semantics: weights are updated after every microbatch" in text
     assert "ranks keep 4, 3, 2, 1 versions of their weights" in text
+
+
+# Gradients of experts are summed over those that hold them, the others over dp: either is last.
+@pytest.mark.parametrize(
+    ("plan", "steps"),
+    [(PLAN, 2), ({"pp": 4, "schedule": "ZBVZeroBubble", "chunks": 2}, 1), ({"pp": 4}, 1)],
+)
+def test_an_update_waits_for_the_sums_of_experts_and_of_the_others(
+    scenario_of: ScenarioOf, llama: Model, plan: dict[str, Any], steps: int
+) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    model = replace(llama, num_hidden_layers=8, **experts)
+    s = scenario_of(
+        model=model, plan=plan | {"dp": 4, "ep": 2}, run={"num_steps": steps}, batch=32
+    )  # fmt: skip
+    result = sim.simulate(s)
+    p, t = result.program, result.timeline
+    by_step = plan["schedule"] == "PipeDream" if "schedule" in plan else False
+    waits = 0
+    for op in rows(p, "OPT").tolist():
+        same = (p.rank == p.rank[op]) & (p.stage == p.stage[op]) & (p.step == p.step[op])
+        same &= (p.microbatch == p.microbatch[op]) | (not by_step)
+        for stream in ("dp", "edp"):
+            sums = same & (p.stream == p.streams.index(stream))
+            waits += int(sums.any())
+            assert t.start[op] >= t.end[sums].max()
+    assert waits == 2 * len(rows(p, "OPT"))

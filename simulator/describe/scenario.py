@@ -132,7 +132,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
     yield from _flows_apart(s)
     yield from _offload(s)
     if isinstance(model, Model):
-        yield from expert_problems(model, plan, run)
+        yield from expert_problems(model, plan, run, cluster.ranks_per_node)
     if plan.recompute == "selective-op" and run.attention == "unfused":
         yield (
             "plan.recompute 'selective-op' saves the result of fused attention, and run.attention "

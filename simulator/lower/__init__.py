@@ -76,7 +76,7 @@ def lower(s: Scenario) -> Program:
     if not s.plan.grad_overlap:
         more.append(blocking.gradients(steps))
     several = any(len(stages) > 1 for stages in found.stages)
-    if (several and (s.run.clip_grad or s.run.scales_loss)) or sharding.sums_experts(s):
+    if several and (s.run.clip_grad or s.run.scales_loss):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
     program = replicate(steps, Mesh.of(s.plan), costs, static)

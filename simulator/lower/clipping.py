@@ -71,7 +71,7 @@ def waits(rank: Int32, stream: Int16, action: Int8, step: Int32) -> Int32:
     """Return (pairs, 2): the first op after a rank's last backward, and what it waits for.
 
     A rank of several stages needs the gradients of all of them, summed over dp and tied ends; of
-    those of one stage its first update knows already, but where experts are summed apart.
+    those of one stage its first update knows already.
     """
     lane = step.astype(np.int64) * (int(rank.max(initial=0)) + 1) + rank
     lanes = int(lane.max(initial=0)) + 1

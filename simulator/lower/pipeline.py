@@ -16,6 +16,7 @@ from simulator.errors import ScheduleError
 from simulator.lower.bodies import SCOPES, Body, StageBodies
 from simulator.lower.grid import (
     BACKWARD,
+    COMPLETING,
     FORWARD,
     INPUT_GRAD,
     MESSAGES,
@@ -117,6 +118,7 @@ def expand(
     also = np.concatenate([[False], also])
     pred[ends.entry[ends.filled & ~also]] = waits[ends.filled & ~also]
     more = np.stack([ends.entry[also], waits[also]], axis=1)
+    apart = _sums_apart(grid, ends, stream, action)
     joint, joint_scope, joint_ranks = _joints(grid, action, scope)
     return Template(
         rank=grid.rank[action],
@@ -134,7 +136,7 @@ def expand(
         streams=streams,
         num_ranks=grid.num_ranks,
         listed=listed.astype(np.int32),
-        more=more[more[:, 1] != NONE].astype(np.int32),
+        more=np.concatenate([more[more[:, 1] != NONE], apart]).astype(np.int32),
     )
 
 
@@ -244,13 +246,32 @@ def _entries(grid: Grid, ends: Ends, stream: Int32) -> Int64:
         actions = np.flatnonzero(grid.kind == kind)
         backward = grid.completed[actions]
         last = np.where(backward == NONE, 0, ends.tail[backward])
-        done = np.where(np.isin(stream[last], SUMS), last, ends.exit[backward])
+        lane = stream[last]
+        summed = (lane == DP) | (lane == REDUCE) | (lane == EDP)
+        done = np.where(summed, last, ends.exit[backward])
         key = grid.place[actions], grid.microbatch[actions] + 1
         after = reduced[key]
-        done = np.where(after == NONE, np.where(backward == NONE, NONE, done), after)
-        entry[actions] = done
+        entry[actions] = np.where(
+            after != NONE, after, np.where(backward != NONE, done, NONE)
+        )  # fmt: skip
         reduced[key] = np.where(ends.filled[actions], ends.tail[actions], after)
     return entry
+
+
+def _sums_apart(grid: Grid, ends: Ends, stream: Int32, action: Int64) -> Int64:
+    """Return (pairs, 2): updates, and the last sums that they wait for on every stream.
+
+    Where gradients of experts are summed apart from the others, either may be summed last.
+    """
+    updates = np.flatnonzero((grid.kind == OPT) & ends.filled & (grid.completed != NONE))
+    pairs = [np.zeros((0, 2), np.int64)]
+    for lane in SUMS if (stream == EDP).any() else ():
+        rows = np.flatnonzero((stream == lane) & np.isin(grid.kind[action], COMPLETING))
+        backward = grid.completed[updates]
+        last = np.append(rows, NONE)[np.searchsorted(rows, ends.tail[backward], "right") - 1]
+        own = (last != NONE) & (action[last] == backward)
+        pairs.append(np.stack([ends.entry[updates[own]], last[own]], axis=1))
+    return np.concatenate(pairs)
 
 
 def _joints(
