@@ -164,7 +164,7 @@ def check(scenario: str, overrides: tuple[str, ...]) -> None:
 
 @cli.group()
 def show() -> None:
-    """Print a schedule, a collective, a program, a topology, ranks, memory or the catalogue."""
+    """Print schedules, a collective, a program, a topology, ranks, memory or the catalogue."""
 
 
 @show.command("schedule")
@@ -227,6 +227,33 @@ def show_schedule(
         schedules.write_csv(actions, csv_path)
     if figure:
         getattr(result.plot, figure[0])(figure[1])
+
+
+@show.command("schedules")
+@scenario_options
+@click.option("--json", "json_path", metavar="FILE", help="Write it as JSON; - for stdout.")
+@click.option("--plot", metavar="FILE", help="Draw where steps go, and memory.")
+def show_schedules(
+    scenario: str, overrides: tuple[str, ...], json_path: str | None, plot: str | None
+) -> None:
+    """Run SCENARIO under every schedule that it can take, and print them side by side."""
+    if plot is not None:
+        from simulator.report.palette import check_path
+
+        check_path(plot)
+    _check_outputs(json_path, None, [Path(plot)] if plot else [])
+    loaded = _load(scenario, overrides)
+    from simulator.explore.schedules import compare_schedules
+
+    compared = compare_schedules(loaded)
+    if json_path:
+        _write_json(compared.to_dict(), json_path)
+    if json_path != "-":
+        click.echo(compared)
+    if plot is not None:
+        from simulator.explore.schedules_plot import schedules_figure
+
+        schedules_figure(compared, plot)
 
 
 @show.command("program")

@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator.api import simulate
 from simulator.describe.scenario import Scenario
-from simulator.errors import DescriptionError
+from simulator.errors import DeadlockError, DescriptionError
 from simulator.report.breakdown import COMMUNICATION, WORK
 from simulator.report.text import SCHEMA_VERSION, table
 from simulator.schedules import SCHEDULES, schedule_name
@@ -63,8 +63,8 @@ class Compared:
             f"{s.name}: pp {s.plan.pp}, {s.num_microbatches} microbatches of "
             f"{s.plan.microbatch_size}, each schedule with stages of its own",
             table(rows),
-            "shares of the step, mean over ranks; exposed: communication that nothing hides; memory "
-            "of the fullest rank",
+            "shares of the step, mean over ranks; exposed: communication that nothing hides; "
+            "memory of the fullest rank",
         ]
         if any(r.changes_semantics for r in self.ran):
             lines.append("PipeDream changes what is computed: its steps are worth something else")
@@ -97,7 +97,7 @@ def compare_schedules(s: Scenario) -> Compared:
     """Return what every schedule makes of a scenario with a pipeline.
 
     Raises:
-        DescriptionError: when there is no pipeline.
+        DescriptionError: when there is no pipeline, or its schedule is a file of one size.
     """
     if s.plan.pp == 1:
         raise DescriptionError(f"{s.name}: plan.pp is 1, and schedules are of pipelines; set more")
@@ -107,6 +107,10 @@ def compare_schedules(s: Scenario) -> Compared:
             result = simulate(replace(s, plan=replace(s.plan, **settings)))
         except DescriptionError as error:
             refused.append((name, " ".join(str(error).split())))
+            continue
+        except DeadlockError as error:  # of messages that block
+            cycle = str(error).partition("\n")[0].rpartition(",")[0]
+            refused.append((name, f"{cycle}, as messages block: plan.p2p_overlap is false"))
             continue
         summary, b = result.summary, result.breakdown
         step = float(b.window.mean())

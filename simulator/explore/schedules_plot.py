@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,6 +14,7 @@ from matplotlib.patches import Patch
 from simulator.explore.schedules import Compared, Ran
 from simulator.report import palette
 from simulator.report.palette import COLOURS, HATCHES
+from simulator.units import format_seconds
 
 PARTS = {"work": "backward", "exposed": "pp", "bubble": "stall"}
 """Parts of a bar, and the colour that each has in other figures."""
@@ -21,6 +23,9 @@ NAMES = {"work": "work", "exposed": "exposed communication", "bubble": "bubble"}
 
 ROW = 0.27
 """Inches of a bar with its gap."""
+
+CUT = 2.5
+"""Steps of so many times the fastest are cut off, so that the others can be told apart."""
 
 
 def schedules_figure(compared: Compared, path: str | Path | None = None) -> Figure:
@@ -43,8 +48,8 @@ def schedules_figure(compared: Compared, path: str | Path | None = None) -> Figu
     ]
     titles = [
         f"{s.name}: schedules on the same work",
-        f"pp {s.plan.pp}, {s.num_microbatches} microbatches of {s.plan.microbatch_size}; means over "
-        "ranks, fastest first",
+        f"pp {s.plan.pp}, {s.num_microbatches} microbatches of {s.plan.microbatch_size}; "
+        "means over ranks, fastest first",
     ]
     with palette.style():
         figure, axes = palette.sheet(
@@ -58,7 +63,7 @@ def schedules_figure(compared: Compared, path: str | Path | None = None) -> Figu
     return palette.save(figure, path)
 
 
-def _look(part: str) -> dict[str, object]:
+def _look(part: str) -> dict[str, Any]:
     name = PARTS.get(part, "activations")
     return {
         "facecolor": COLOURS[name], "edgecolor": "white", "linewidth": 0.4,
@@ -69,13 +74,15 @@ def _look(part: str) -> dict[str, object]:
 def _steps(ax: Axes, rows: tuple[Ran, ...]) -> None:
     at, left = np.arange(len(rows)) + 0.5, np.zeros(len(rows))
     step = np.array([r.step_time_s for r in rows])
+    end = float(step[step <= CUT * step.min()].max())
     for part in PARTS:
         piece = step * [getattr(r, part) for r in rows]
         ax.barh(at, piece, 0.76, left, **_look(part))
         left += piece
     for y, seconds in zip(at.tolist(), step.tolist(), strict=True):
-        ax.text(seconds * 1.01, y, f"{seconds:.3g} s", size=8, va="center_baseline")
-    ax.set(xlim=(0, step.max() * 1.001), xlabel="step (s)")
+        text = f"{format_seconds(seconds)}" if seconds <= end else f"... {format_seconds(seconds)}"
+        ax.text(min(seconds, end) + 0.01 * end, y, text, size=8, va="center_baseline")
+    ax.set(xlim=(0, end), xlabel="step (s)")
 
 
 def _memory(ax: Axes, rows: tuple[Ran, ...], most: float, compared: Compared) -> None:
@@ -83,7 +90,7 @@ def _memory(ax: Axes, rows: tuple[Ran, ...], most: float, compared: Compared) ->
     size = np.array([r.device_memory_bytes for r in rows]) / gigabytes
     ax.barh(at, size, 0.76, **_look("memory"))
     for y, value in zip(at.tolist(), size.tolist(), strict=True):
-        ax.text(value + 0.01 * most / gigabytes, y, f"{value:.3g} GB", size=8, va="center_baseline")
+        ax.text(value + 0.01 * most / gigabytes, y, f"{value:.1f} GB", size=8, va="center_baseline")
     capacity = min(kind.device.memory for kind in compared.scenario.cluster.kinds) / gigabytes
     if capacity < 1.6 * most / gigabytes:
         ax.axvline(capacity, color=COLOURS["capacity"], linewidth=1.2)

@@ -12,6 +12,9 @@ import numpy.typing as npt
 from simulator.errors import DeadlockError, ProgramError
 from simulator.program import NONE, ONE_SIDED, SERVED, Flow, Int64, Program, ranges
 
+MOST_LINES = 16
+"""Lines of a cycle that are told; the middle of a longer one is left out."""
+
 
 def check(program: Program) -> Program:
     """Return the program after checking it.
@@ -182,13 +185,26 @@ def explain_deadlock(program: Program, done: npt.NDArray[np.bool_]) -> str:
     lines = [
         f"  rank {program.rank[a]}: {program.label(a)} (op {a}) {reason} "
         f"rank {program.rank[b]}: {program.label(b)} (op {b})"
-        for a, reason, b in cycle
+        for a, reason, b in _in_short(cycle)
     ]
+    if len(lines) > MOST_LINES:
+        half = MOST_LINES // 2
+        lines[half:-half] = [f"  ... and {len(lines) - 2 * half} more ..."]
     ranks = sorted({int(program.rank[a]) for a, _, _ in cycle})
     return (
         f"deadlock between ranks {_short(ranks)}, {len(cycle)} ops wait in a cycle:\n"
         + "\n".join(lines)
     )
+
+
+def _in_short(steps: list[tuple[int, str, int]]) -> list[tuple[int, str, int]]:
+    """Return steps with those in a row that wait on the same stream as one."""
+    short: list[tuple[int, str, int]] = []
+    for op, reason, blocker in steps:
+        if short and reason.startswith("is behind") and short[-1][1] == reason:
+            op = short.pop()[0]
+        short.append((op, reason, blocker))
+    return short
 
 
 def _blocker(program: Program, op: int, done: npt.NDArray[np.bool_]) -> tuple[str, int]:
