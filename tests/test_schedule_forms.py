@@ -32,6 +32,7 @@ from simulator.schedules import (
 
 FORMULAS = [name for name, s in SCHEDULES.items() if s.bubble]
 LISTED = Path(__file__).parent.parent / "workloads/measured/dualpipe_bubble_formulas.csv"
+DOCUMENT = (LISTED.parents[2] / "docs/schedules.md").read_text(encoding="utf-8")
 
 # Seconds of F, I and W: all alike; I or F longer; W short, W none.
 TIMES = [(1, 1, 1), (1, 2, 1), (3, 2, 1), (2, 2, 1), (1, 1, 0.25), (2, 1, 0)]
@@ -312,3 +313,24 @@ def test_every_schedule_does_all_work_once_in_an_order_that_runs(
     assert all(len(held) == v for held in stages_of_ranks(actions))
     run(actions)  # to the end
     check_actions(add_send_recv(actions))
+
+
+def test_the_documented_table_has_every_schedule_with_its_formulas() -> None:
+    rows = {line.split(" | ")[0][2:]: line for line in DOCUMENT.splitlines() if line[:2] == "| "}
+    assert list(rows)[1:] == list(SCHEDULES)
+    for name, schedule in SCHEDULES.items():
+        cells_of_row = [cell.strip() for cell in rows[name].split("|")]
+        for form in (schedule.bubble, schedule.kept):
+            assert form is None or str(form) in cells_of_row, name
+
+
+def test_the_documented_schedule_of_ones_own_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    before = dict(SCHEDULES)
+    (snippet,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    try:
+        exec(snippet, {})
+    finally:
+        SCHEDULES.clear()
+        SCHEDULES.update(before)
+    (said,) = re.findall(r"# (\d+\.\d+)\n", snippet)
+    assert capsys.readouterr().out.strip() == said
