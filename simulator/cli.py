@@ -1,4 +1,4 @@
-"""The command line: ``trainsim run|check|show|import|validate``.
+"""The command line: ``trainsim run|operate|check|show|import|validate``.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed while running, 2 wrong
 input, 3 the answer is no (does not fit, deadlock), 130 interrupted. Heavy modules load when a
@@ -21,6 +21,7 @@ from simulator.errors import DescriptionError, TrainsimError
 if TYPE_CHECKING:
     from simulator.describe.scenario import Scenario
     from simulator.explore.remedies import Remedies
+    from simulator.report.result import Result
 
 T = TypeVar("T")
 
@@ -96,14 +97,55 @@ def run(
 
     remedies = find_remedies(result)
     if json_path:
-        _write_json(result.to_dict() | _remedies_dict(remedies), json_path)
+        _write_json(result.to_dict() | _remedies_dict(remedies) | _cost_dict(result), json_path)
     if json_path != "-":
-        click.echo(f"{result}{_remedies_text(remedies)}")
+        click.echo(f"{result}{_remedies_text(remedies)}{_cost_text(result)}")
     if trace:
         result.save_trace(trace, ranks)
     for name, path in figures:
         getattr(result.plot, name)(path)
     return 0 if result.summary.fits else OVER_CAPACITY
+
+
+@cli.command()
+@scenario_options
+@click.option("--days", type=click.FloatRange(min=0, min_open=True),
+              help="How long it runs, in place of operations.days.")  # fmt: skip
+@click.option("--seeds", type=click.IntRange(min=1), default=1000, show_default=True,
+              help="Samples, from operations.seed on.")  # fmt: skip
+@click.option("--intervals", is_flag=True, help="Find the best checkpoint interval too.")
+@click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
+@click.option("--plot", metavar="FILE", help="Draw where the time goes.")
+@click.option("--engine", type=click.Choice(["compiled", "reference"]), default="compiled",
+              show_default=True, help="Both give the same numbers.")  # fmt: skip
+def operate(
+    scenario: str, overrides: tuple[str, ...], days: float | None, seeds: int, intervals: bool,
+    json_path: str | None, plot: str | None, engine: Literal["compiled", "reference"],
+) -> None:  # fmt: skip
+    """Run SCENARIO for days: failures, recovery, checkpoints, goodput, energy and money."""
+    if plot is not None:
+        from simulator.report.palette import check_path
+
+        check_path(plot)
+    _check_outputs(json_path, None, [Path(plot)] if plot else [])
+    loaded = _load(scenario, overrides)
+    from simulator.operate import operate as run_operations
+    from simulator.operate.text import operated_dict, operated_text
+
+    operated = run_operations(loaded, days=days, seeds=seeds, engine=engine)
+    best = None
+    if intervals:
+        from simulator.operate.best import best_interval
+
+        best = best_interval(operated)
+    if json_path:
+        _write_json(operated_dict(operated, best), json_path)
+    if json_path != "-":
+        click.echo(operated_text(operated, best))
+    if plot:
+        from simulator.operate.plot import goodput_figure
+
+        goodput_figure(operated, plot, best)
 
 
 @cli.command()
@@ -374,6 +416,24 @@ def _remedies_text(remedies: Remedies | None) -> str:
 
 def _remedies_dict(remedies: Remedies | None) -> dict[str, Any]:
     return {} if remedies is None else {"remedies": remedies.to_dict()}
+
+
+def _cost_text(result: Result) -> str:
+    """Return what goes below a report where a scenario asks for energy and money."""
+    if result.scenario is None or result.scenario.cost is None:
+        return ""
+    from simulator.operate.cost import step_text
+
+    return f"\n\n{step_text(result)}"
+
+
+def _cost_dict(result: Result) -> dict[str, Any]:
+    if result.scenario is None or result.scenario.cost is None:
+        return {}
+    from simulator.operate.cost import bill_dict, step_bills
+
+    step, million = step_bills(result)
+    return {"cost": {"step": bill_dict(step), "million_tokens": bill_dict(million)}}
 
 
 def _progress(items: Sequence[T]) -> Iterator[T]:

@@ -21,11 +21,19 @@ UNITS: dict[str, dict[str, float]] = {
     "FLOP/s": {f"{prefix}FLOP/s": scale for prefix, scale in _DECIMAL.items()},
     "seconds": {
         "ps": 1e-12, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0,
+        "d": 86400.0, "days": 86400.0,
     },
+    "watts": {"W": 1.0, "kW": 1e3, "MW": 1e6},
+    "kg/J": {"g/kWh": 1e-3 / 3.6e6, "kg/kWh": 1.0 / 3.6e6},
+    "USD/J": {"USD/kWh": 1.0 / 3.6e6, "USD/MWh": 1e-3 / 3.6e6},
+    "USD/s": {"USD/h": 1.0 / 3600.0},
 }  # fmt: skip
 """Scale of each unit by dimension, to the SI unit that names the dimension."""
 
-EXAMPLES = {"bytes": "80 GB", "bytes/s": "400 Gb/s", "FLOP/s": "312 TFLOP/s", "seconds": "5 us"}
+EXAMPLES = {
+    "bytes": "80 GB", "bytes/s": "400 Gb/s", "FLOP/s": "312 TFLOP/s", "seconds": "5 us",
+    "watts": "700 W", "kg/J": "400 g/kWh", "USD/J": "0.08 USD/kWh", "USD/s": "2.50 USD/h",
+}  # fmt: skip
 
 _QUANTITY = re.compile(r"\s*([-+]?\d[\d_]*\.?\d*(?:[eE][-+]?\d+)?)\s*(\S.*?)?\s*")
 

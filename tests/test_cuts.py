@@ -296,7 +296,8 @@ def test_times_of_runs_are_those_of_the_stages_that_hold_them(scenario_of, gpt, 
 # Forward and backward are measured under GPipe, whatever the schedule: ranks hold stages s and
 # 2p - 1 - s, both of p - 1 - r, or every stage twice.
 @pytest.mark.parametrize(
-    ("schedule", "chunks"), [("ZBVZeroBubble", 2), ("DualPipeV", 2), ("DualPipe", 2), ("ZB-auto", 1)]
+    ("schedule", "chunks"),
+    [("ZBVZeroBubble", 2), ("DualPipeV", 2), ("DualPipe", 2), ("ZB-auto", 1)],
 )
 def test_stages_of_every_schedule_are_cut(scenario_of, gpt, schedule, chunks):
     model = replace(gpt, num_hidden_layers=12)

@@ -159,6 +159,36 @@ def test_an_expert_with_twice_the_tokens_lengthens_the_step_by_its_path(scenario
     assert longer > 0
 
 
+# The way to the experts and back on the round node, one microbatch of 32 tokens on each of 8 ranks:
+# 64 rows of 128 bytes. A pass over n bytes takes n ps and a gap of 1 us; products here are bound by
+# bytes. Dispatch 4,096 + 8,192; fc1 8,192 + 8,192 + 8,192 (rows, one weight, results); SwiGLU
+# 8,192 + 4,096; fc2 4,096 + 4,096 + 8,192; combine 8,192 + 4,096: 77,824 bytes.
+def test_the_forward_way_of_balanced_experts_takes_its_bytes(scenario_of) -> None:
+    s = scenario_of(model=TINY, plan={"dp": 8, "ep": 8}, batch=8)
+    names = ("dispatch", "expert fc1", "silu", "expert fc2", "combine")
+    kernels = tuple(k for name in names for k in named(s, name).forward)
+    seconds = sum(work_seconds(Work("", kernels), s.cluster.node).values())
+    assert seconds == pytest.approx(77_824e-12 + 5e-6)
+
+
+# One microbatch, gradients in one piece after it: every op of a rank comes after the one before.
+def test_a_step_of_balanced_experts_is_the_sum_of_its_ops(scenario_of) -> None:
+    s = scenario_of(
+        model=TINY, plan={"dp": 8, "ep": 8, "grad_overlap": False}, batch=8,
+        run={"detail": "kernel", "num_steps": 1},
+    )  # fmt: skip
+    result = sim.simulate(s, folded=False)
+    program, shape = result.tiled.flat, GroupShape(ranks=8, nodes=1, per_node=8)
+    total = 0.0
+    for number in program.cost[program.rank == 0]:
+        cost = program.costs[number]
+        if isinstance(cost, Flow):
+            total += flow_seconds(cost, shape, s.cluster)
+        else:
+            total += sum(work_seconds(cost, s.cluster.node).values())
+    assert result.step_time_s == pytest.approx(total, abs=1e-12 * len(program.rank))
+
+
 # 64 copies of a rank over 8 experts: 8 each; 2 x 8 for expert 0, 48 / 7 for the others. At most
 # ceil(1.25 x 8) = 10: 6 of 64 are dropped; padded all have 10.
 @pytest.mark.parametrize(
@@ -381,3 +411,67 @@ def test_what_does_not_go_with_experts_is_said(scenario_of, plan, run, message) 
 def test_a_model_without_experts_has_none_to_divide(scenario_of, llama) -> None:
     with pytest.raises(DescriptionError, match="ep 2 is for experts, and tiny-llama"):
         scenario_of(model=llama, plan={"dp": 2, "ep": 2})
+
+
+# The report's 180,000 H800 hours for 1e12 tokens: 2,048 devices take 19.9 s for 15,360 x 4,096.
+def test_deepseek_v3_on_2048_devices_takes_the_published_time_within_a_fifth() -> None:
+    result = sim.simulate(sim.load("deepseek-v3-2048gpu"))
+    published = 180e3 * 3600 / 2048 * 15_360 * 4_096 / 1e12
+    assert published == pytest.approx(19.9, abs=0.05)
+    assert abs(result.step_time_s / published - 1) < 0.2
+    assert result.summary.fits
+
+
+def test_mixtral_on_64_devices_fits() -> None:
+    assert sim.simulate(sim.load("mixtral-8x7b-64gpu")).summary.fits
+
+
+# Kept in fp8 the inputs of SwiGLU take 1 byte: 64 rows x 2 x 32 of a rank, and of weights 4 bytes.
+def test_inputs_of_activations_may_stay_in_fp8(scenario_of, cluster_of) -> None:
+    cluster = cluster_of(devices=4, device={"peak": {"fp32": 1e13, "bf16": 1e14, "fp8": 2e14}})
+    kept = [
+        named(
+            scenario_of(
+                model=TINY, plan={"dp": 4, "ep": 4}, cluster=cluster,
+                run={"precision": "fp8", "fp8_kept": low},
+            ),
+            "silu",
+        ).kept_bytes
+        for low in (False, True)
+    ]  # fmt: skip
+    assert kept == [64 * (2 * 64 + 4), 64 * (64 + 4)]
+
+
+# Copies go to experts in fp8 and come back in bf16; their gradients likewise, the other way round.
+def test_copies_go_to_experts_in_fp8(scenario_of, cluster_of) -> None:
+    cluster = cluster_of(devices=4, device={"peak": {"fp32": 1e13, "bf16": 1e14, "fp8": 2e14}})
+    s = scenario_of(model=TINY, plan={"dp": 4, "ep": 4}, cluster=cluster, run={"precision": "fp8"})
+    there, back = named(s, "to experts"), named(s, "from experts")
+    sizes = [o.flow.bytes for part in (there, back) for o in part.forward + part.input_grad]
+    assert sizes == [64 * 64, 64 * 64 * 2, 64 * 64 * 2, 64 * 64]
+
+
+# Norms, activations and up projections are computed again: of a layer stay its two norms' inputs,
+# the products' that read neither, and of attention its result with 4 bytes a row and head.
+def test_light_recomputation_keeps_less_and_runs_cheap_parts_again(scenario_of) -> None:
+    plans = ({}, {"recompute": "light"}, {"recompute": "full"})
+    peaks, times = zip(
+        *(
+            (float(r.peak_memory_bytes.max()), r.step_time_s)
+            for r in (sim.simulate(scenario_of(model=SHARED, plan=plan)) for plan in plans)
+        ),
+        strict=True,
+    )
+    assert peaks[2] < peaks[1] < peaks[0]
+    assert times[0] < times[1] < times[2]
+
+
+def test_the_report_says_what_it_assumes_of_experts(scenario_of) -> None:
+    s = scenario_of(
+        model=SHARED, plan={"dp": 8, "ep": 8, "expert_capacity": 1.0}, run={"expert_load": TWICE}
+    )
+    text = str(sim.simulate(s))
+    assert "every expert gets the recorded share of all copies of tokens" in text
+    assert "of the copies are dropped" in text
+    assert "of which a token meets" in text
+    assert "layer(s) that predict further ahead" in text

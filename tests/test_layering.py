@@ -26,6 +26,7 @@ LAYERS = (
     ("report",),
     ("api", "cuts"),
     ("explore",),
+    ("operate",),
     ("validate",),
     ("cli_import",),
     ("cli",),
@@ -39,10 +40,10 @@ DOORS = {
     "networkx": {"hardware/fabric.py"},
     "matplotlib": {
         "report/plots.py", "report/memory_plot.py", "report/network_plots.py", "report/palette.py",
-        "validate/scatter.py",
+        "validate/scatter.py", "operate/plot.py",
     },
     "pandas": {"report/result.py"},
-    "simpy": {"engine/reference.py", "engine/contention.py"},
+    "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}
 

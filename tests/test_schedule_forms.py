@@ -220,12 +220,31 @@ def test_question_6_the_bubble_of_interleaved_shrinks_with_chunks(v: int, makesp
 
 
 # Question 6: warm-up 2(P-r-1) + (v-1)P; then F and B in turn, so one more F comes before the first
-# B. With P-r-1 instead of 2(P-r-1) ranks wait: T is longer by more than a chunk.
+# B.
 def test_question_6_the_warm_up_of_interleaved() -> None:
     actions = actions_of("Interleaved1F1B", 4, 8, 2)
     before = [[a.kind for a in row].index("B") - 1 for row in actions]
     assert before == [10, 8, 6, 4]
-    assert [max(2 * (4 - r - 1) + 4, 0) for r in range(4)] == before
+
+
+# Half of that, P-r-1 + (v-1)P = 7, 6, 5, 4, is as fast while messages are free. Where they take
+# time, each hop there and back stands in the way of every pair of F and B.
+def test_question_6_half_the_warm_up_idles_more_where_messages_take_time() -> None:
+    actions = actions_of("Interleaved1F1B", 4, 8, 2)
+    rows = []
+    for rank, row in enumerate(actions):
+        forward, backward = ([a for a in row if a.kind == kind] for kind in "FB")
+        first = 4 - rank - 1 + 4
+        steady = [a for pair in zip(forward[first:], backward, strict=False) for a in pair]
+        rows.append((*forward[:first], *steady, *backward[len(forward) - first :]))
+    taken = [
+        [
+            sim.simulate_schedule(x, forward=0.5, backward=1, latency=c).step_time_s
+            for c in (0, 0.25)
+        ]
+        for x in (tuple(rows), actions)
+    ]
+    assert taken == [[28.5, 36.0], [28.5, 32.0]]
 
 
 # Question 8: rounds of 2 microbatches wait for the first of them to come round 4 ranks. F=1, B=2 of

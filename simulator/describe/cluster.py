@@ -15,6 +15,7 @@ from simulator.describe.fields import (
     FlopsPerSecond,
     Fraction,
     Seconds,
+    Watts,
     validate,
 )
 from simulator.describe.network import Edge, Network, edge_problems
@@ -59,6 +60,10 @@ class Device:
     forward`, `flash backward` (the best), `flash2 ...`, `flash1 ...` as in `Run.attention`."""
     architecture: Literal["volta", "ampere", "hopper", "blackwell"] = "ampere"
     """Generation, by which NCCL's tuner constants are chosen."""
+    tdp: Watts | None = None
+    """Thermal design power, which computing is taken to draw; needed where energy is counted."""
+    idle_power: Watts | None = None
+    """What it draws with a context on it and nothing to do; needed where energy is counted."""
     context: Bytes = 500 * 2**20
     """What the driver's context and the code of loaded kernels take of the memory. ASSUMED where a
     file does not state it: no vendor prints it, and it depends on driver and libraries."""

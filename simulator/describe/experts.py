@@ -5,14 +5,15 @@ of a scenario, and what of it is not modelled.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from simulator.describe.model import Model
 from simulator.describe.plan import Plan
 from simulator.describe.run import Run
 
 
-def expert_problems(model: Model, plan: Plan, run: Run) -> Iterator[str]:
-    """Say what does not fit a model's experts, or needs some."""
+def expert_problems(model: Model, plan: Plan, run: Run, per_node: int) -> Iterator[str]:
+    """Say what does not fit a model's experts, or needs some; a node has `per_node` ranks."""
     yield from _unlike_problems(model, plan, run)
     if model.num_experts is None:
         yield from _without_experts(model, plan, run)
@@ -28,12 +29,12 @@ def expert_problems(model: Model, plan: Plan, run: Run) -> Iterator[str]:
             "plan.sequence_parallel all would route the same; set plan.sequence_parallel = true"
         )
 
-    yield from _plan_problems(model, plan)
+    yield from _plan_problems(model, plan, per_node)
     yield from _load_problems(model, run)
 
 
 def _without_experts(model: Model, plan: Plan, run: Run) -> Iterator[str]:
-    plain_plan, plain_run = Plan(), Run(global_batch_size=1)
+    plain_plan, plain_run = _plain()
     for where, mine, plain, names in (
         ("plan", plan, plain_plan, ("ep", "etp", "expert_capacity", "expert_padding",
                                     "expert_dispatch")),
@@ -45,7 +46,13 @@ def _without_experts(model: Model, plan: Plan, run: Run) -> Iterator[str]:
                 yield f"{where}.{name} {value!r} is for experts, and {model.name} has none"
 
 
-def _plan_problems(model: Model, plan: Plan) -> Iterator[str]:
+@cache
+def _plain() -> tuple[Plan, Run]:
+    """Return a plan and a run that say nothing."""
+    return Plan(), Run(global_batch_size=1)
+
+
+def _plan_problems(model: Model, plan: Plan, per_node: int) -> Iterator[str]:
     """Say what of the plan does not go with experts."""
     if plan.expert_padding and plan.expert_capacity is None:
         yield "plan.expert_padding fills experts up to plan.expert_capacity, which is not set"
@@ -56,6 +63,11 @@ def _plan_problems(model: Model, plan: Plan) -> Iterator[str]:
         yield (
             f"plan.expert_dispatch 'node_limited': a token of {model.name} may go to all "
             f'{model.n_group} groups of experts; set plan.expert_dispatch = "deduplicated"'
+        )
+    if dispatch == "node_limited" and plan.ep * plan.etp <= per_node:
+        yield (
+            f"plan.expert_dispatch 'node_limited': the {plan.ep} ranks of plan.ep fit on a node of "
+            f'{per_node}; set plan.expert_dispatch = "deduplicated"'
         )
     for name, why in (
         ("dp_shard", "experts have no groups of shards"),

@@ -26,6 +26,8 @@ class Unit:
     dimension: str
     zero: bool = False
     """Whether zero is allowed too."""
+    names: tuple[str, ...] = ()
+    """Words that may stand in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,9 @@ Bytes: TypeAlias = Annotated[float, Unit("bytes")]
 BytesPerSecond: TypeAlias = Annotated[float, Unit("bytes/s")]
 FlopsPerSecond: TypeAlias = Annotated[float, Unit("FLOP/s")]
 Seconds: TypeAlias = Annotated[float, Unit("seconds", zero=True)]
+Duration: TypeAlias = Annotated[float, Unit("seconds")]
+"""Seconds that are not zero."""
+Watts: TypeAlias = Annotated[float, Unit("watts", zero=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +206,10 @@ def from_text(value: object, markers: Iterable[object]) -> object:
         ValueError: when a unit is missing or unknown.
     """
     for marker in markers:
-        if isinstance(marker, Unit):
-            return units.parse_quantity(value, marker.dimension)
+        if isinstance(marker, Unit) and value not in marker.names:
+            try:
+                return units.parse_quantity(value, marker.dimension)
+            except ValueError as error:
+                names = "".join(f", or {name!r}" for name in marker.names)
+                raise ValueError(f"{error}{names}{suggestion(value, marker.names)}") from None
     return value

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from simulator.describe.cluster import Cluster
 from simulator.describe.context import context_problems
+from simulator.describe.cost import Cost
 from simulator.describe.experts import expert_problems
 from simulator.describe.fields import validate
 from simulator.describe.halves import schedule_contradictions
@@ -15,6 +16,7 @@ from simulator.describe.kinds import device_problems, mixture_problems
 from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
 from simulator.describe.network import Network
+from simulator.describe.operations import Operations
 from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
@@ -36,6 +38,10 @@ class Scenario:
     cluster: Cluster
     plan: Plan
     run: Run
+    operations: Operations | None = None
+    """What happens over days of it; `trainsim operate` reads it."""
+    cost: Cost | None = None
+    """Power and prices, where energy and money are asked for."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -126,7 +132,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
     yield from _flows_apart(s)
     yield from _offload(s)
     if isinstance(model, Model):
-        yield from expert_problems(model, plan, run)
+        yield from expert_problems(model, plan, run, cluster.ranks_per_node)
     if plan.recompute == "selective-op" and run.attention == "unfused":
         yield (
             "plan.recompute 'selective-op' saves the result of fused attention, and run.attention "

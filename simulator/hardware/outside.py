@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from simulator.describe.model import Model
 from simulator.describe.placement import kind_of_ranks
 from simulator.describe.scenario import Scenario
 
@@ -41,6 +42,7 @@ def nccl_bytes(s: Scenario, kind: int = 0) -> float:
     """
     plan, channels = s.plan, s.cluster.kinds[kind].link.channels
     groups = [plan.tp, plan.shards, plan.holders // plan.shards, plan.cp, plan.ep, plan.etp]
+    groups += [plan.edp] * (isinstance(s.model, Model) and s.model.num_experts is not None)
     collective = sum(connections(ranks) for ranks in groups if ranks > 1) * sum(BUFFERS.values())
     messages = min(plan.pp - 1, MESSAGE_PEERS) * BUFFERS["SIMPLE"]
     return float(channels * (collective + messages))

@@ -17,8 +17,8 @@ import numpy as np
 
 from simulator.describe.scenario import Scenario
 from simulator.lower import offload, sharding
+from simulator.lower.blocks import Block, Blocks
 from simulator.lower.clipping import before_update
-from simulator.lower.layers import Block, Blocks
 from simulator.lower.optimizers import update_work
 from simulator.lower.passes import Passes, block_passes
 from simulator.lower.places import is_summed, layout
@@ -416,7 +416,7 @@ def _update(s: Scenario, stage: Stage, checked: int) -> list[Segment]:
     trained = stage_tensors(s, stage)
     if trained.params:
         work = update_work(s, trained)
-        low = 0 if sharding.is_gathering(s) else low_weights(tuned(s), stage)
+        low = 0 if sharding.is_gathering(s) else low_weights(s, stage)
         casts = (weight_cast(shapes(s).elements, low),) if low else ()
         if s.plan.offload_optimizer:
             return rows + offload.updated(s, work, trained, casts)
@@ -427,9 +427,11 @@ def _update(s: Scenario, stage: Stage, checked: int) -> list[Segment]:
 def _last_sums(s: Scenario, parts: Tuned, stage: Stage) -> Sequence[Segment]:
     """Return what sums gradients over ranks that hold the same weights, but those along dp."""
     rows = [*_tied_reduction(s, parts.blocks, stage)]
-    repeated = repeated_matrices(parts, stage) * s.precision.gradient
-    if repeated and s.plan.sequence_parallel:  # each tp rank has the gradient of its own tokens
-        rows.insert(0, Segment(Flow("all_reduce", float(repeated)), TP))
+    # each tp rank has the gradient of its own tokens
+    repeated = repeated_matrices(parts, stage) if s.plan.sequence_parallel else 0
+    if repeated:
+        size = float(repeated * s.precision.gradient)
+        rows.insert(0, Segment(Flow("all_reduce", size), TP))
     return rows
 
 

@@ -7,10 +7,10 @@ sequence parallelism divided along the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate, groupby
+from itertools import accumulate
 
 from simulator.describe.model import Model, Patches
 from simulator.describe.resnet import ResNet
@@ -18,6 +18,7 @@ from simulator.describe.scenario import Scenario
 from simulator.lower import convolution
 from simulator.lower import operators as op
 from simulator.lower.attention import ATTENTION, Heads
+from simulator.lower.blocks import Block, Blocks
 from simulator.lower.context import context_attention
 from simulator.lower.experts import experts
 from simulator.lower.latent import latent_heads
@@ -26,81 +27,8 @@ from simulator.lower.parallel import closed, entrance, leaving, linear, norm, op
 from simulator.lower.quantised import weights_cast_in_forward
 from simulator.lower.recompute import Sizes, by_operator, lightly
 from simulator.lower.resnet import resnet
-from simulator.lower.shapes import IMAGE_SIZE, Routing, Shapes, shapes
+from simulator.lower.shapes import Shapes, shapes
 from simulator.program import Flow, Kernel
-
-__all__ = ["IMAGE_SIZE", "Block", "Blocks", "Routing", "Shapes", "blocks", "shapes"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """A run of operators that is never cut by a stage boundary."""
-
-    name: str
-    operators: tuple[Operator, ...]
-
-    @property
-    def params(self) -> int:
-        """Parameters held by one rank."""
-        return sum(o.params for o in self.operators)
-
-    @property
-    def trained(self) -> int:
-        """Parameters of one rank that are trained."""
-        return sum(o.trained for o in self.operators)
-
-    @property
-    def kept_bytes(self) -> float:
-        """Activations of one microbatch that one rank keeps for backward."""
-        return sum(o.kept_bytes for o in self.operators)
-
-    def around(self, inner: Callable[[Operator], bool]) -> tuple[Block, Block, Block]:
-        """Return the operators before the run of those that `inner` names, the run, the rest."""
-        at = [i for i, o in enumerate(self.operators) if inner(o)]
-        cuts = (slice(0, at[0]), slice(at[0], at[-1] + 1), slice(at[-1] + 1, None))
-        before, run, after = (Block(name=self.name, operators=self.operators[c]) for c in cuts)
-        return before, run, after
-
-    @property
-    def model_flops(self) -> float:
-        """Forward matrix FLOPs of one microbatch on one rank, by the MFU convention."""
-        return sum(o.model_flops for o in self.operators)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
-    """The blocks of a model, in forward order; layers that are alike are one object."""
-
-    embedding: Block
-    layers: tuple[Block, ...]
-    head: Block
-    further: tuple[Block, ...] = ()
-    """After the head, by turns a layer that predicts further ahead and its head."""
-
-    @property
-    def layer(self) -> Block:
-        """The layer of a model whose layers are all alike."""
-        return self.layers[0]
-
-    @property
-    def kinds(self) -> tuple[int, ...]:
-        """The first layer that is the same block as each one."""
-        first: dict[int, int] = {}
-        return tuple(first.setdefault(id(block), i) for i, block in enumerate(self.layers))
-
-    @property
-    def ends(self) -> tuple[Block, ...]:
-        """The blocks after the layers."""
-        return (self.head, *self.further)
-
-    def runs(self, layers: Sequence[int]) -> list[tuple[Block, range]]:
-        """Return blocks, and which of `layers` in a row they make, counted from 0."""
-        runs = [list(run) for _, run in groupby(layers, lambda i: id(self.layers[i]))]
-        first = [0, *accumulate(map(len, runs))]
-        return [
-            (self.layers[run[0]], range(start, start + len(run)))
-            for run, start in zip(runs, first, strict=False)
-        ]
 
 
 @lru_cache(maxsize=256)

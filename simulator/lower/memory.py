@@ -175,7 +175,7 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
         params, trained = stage_params(s, stage), stage_tensors(s, stage)
         still = s.precision.weight * (params - trained.params) - spared_weight_bytes(s, stage)
         still /= s.plan.shards if s.plan.zero == 3 else 1  # not trained, and as it computes
-        low = 0 if is_gathering(s) else low_weights(tuned(s), stage)
+        low = 0 if is_gathering(s) else low_weights(s, stage)
         states = optimizer * (trained.params - trained.experts) + of_experts * trained.experts
         saved, away = saved_state_bytes(s.run.optimizer, trained), s.plan.offload_optimizer
         out.append(

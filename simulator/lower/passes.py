@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from simulator.describe.scenario import Scenario
-from simulator.lower.layers import Block
+from simulator.lower.blocks import Block
 from simulator.lower.operators import Operator
 from simulator.lower.places import layout
 from simulator.lower.recompute import lightly

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from simulator.lower.layers import Block
+from simulator.lower.blocks import Block
 from simulator.lower.operators import Beside, Operator, Part
 from simulator.program import NONE, NOTHING, Cost, Flow, Kernel, Memory, Work
 

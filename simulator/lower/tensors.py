@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from simulator.lower.layers import Block
+from simulator.lower.blocks import Block
 
 Matrices = tuple[tuple[int, int, int], ...]
 """Rows, columns and how many there are."""

@@ -17,12 +17,12 @@ from simulator.describe.run import Run
 from simulator.describe.scenario import Scenario
 from simulator.lower import layers
 from simulator.lower import operators as op
+from simulator.lower.blocks import Block, Blocks
 from simulator.lower.context import ALONE
 from simulator.lower.latest import for_latest
-from simulator.lower.layers import Block, Blocks
 from simulator.lower.operators import Operator
 from simulator.lower.places import layout
-from simulator.lower.quantised import fp8_weights
+from simulator.lower.quantised import FP8, fp8_weights
 from simulator.lower.quantization import fake_quantized
 from simulator.lower.shapes import Shapes, shapes
 from simulator.lower.tensors import Tensors, tensors_of
@@ -302,9 +302,11 @@ def _spared_bytes(s: Scenario, block: Block) -> float:
     return sum(o.quantized for o in block.operators) * spared
 
 
-def low_weights(parts: Tuned, stage: Stage) -> int:
+def low_weights(s: Scenario, stage: Stage) -> int:
     """Return the parameters of a stage that forward multiplies with in fp8."""
-    held = _held(parts, stage)
+    if s.precision.linear != FP8:
+        return 0
+    held = _held(tuned(s), stage)
     return sum(count * fp8_weights(block.operators) for block, count in held if count)
 
 

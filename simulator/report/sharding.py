@@ -16,8 +16,9 @@ from simulator.units import TICKS_PER_SECOND, format_bytes
 if TYPE_CHECKING:
     from simulator.report.result import Result
 
-KINDS = ("unshard", "reduce", "dp")
-"""Streams of sharded data parallelism: gathers, reduce-scatters, all-reduces over replicas."""
+KINDS = ("unshard", "reduce", "dp", "edp")
+"""Streams of sharded data parallelism: gathers, reduce-scatters, all-reduces over replicas; and of
+experts all of them."""
 
 
 class ShardingTraffic(NamedTuple):
@@ -72,7 +73,10 @@ def sharding_lines(result: Result, plan: Plan) -> list[str]:
     if plan.shards == 1:
         return []
     traffic = sharding_traffic(result)
-    words = {"unshard": "gathers", "reduce": "reduce-scatters", "dp": "all-reduces"}
+    words = {
+        "unshard": "gathers", "reduce": "reduce-scatters", "dp": "all-reduces",
+        "edp": "gathers and reduce-scatters of experts",
+    }  # fmt: skip
     sent = ", ".join(
         f"{format_bytes(size)} in {words[kind]}"
         for kind, size in traffic.sent_bytes.items()

@@ -390,7 +390,10 @@ SOURCES = (
         url="https://arxiv.org/abs/2407.21783",
         file="llama3_interruptions.csv",
         unit="s", printed="interruptions in 54 days", label="{component}",
-        build=partial(schedules.never, "failures over weeks are not simulated"),
+        build=partial(
+            schedules.never,
+            "rates of failures: trainsim operate llama-3-405b-operations runs them",
+        ),
     ),
 )  # fmt: skip
 """In the order in which they are printed."""
