@@ -7,6 +7,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from test_scenario_parity import alike_however_it_runs
 
 import simulator as sim
 from simulator.describe import catalog
@@ -475,3 +478,27 @@ def test_the_report_says_what_it_assumes_of_experts(scenario_of) -> None:
     assert "of the copies are dropped" in text
     assert "of which a token meets" in text
     assert "layer(s) that predict further ahead" in text
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_engines_agree_on_random_plans_with_experts(scenario_of, data) -> None:
+    draw = data.draw
+    dp, tp, pp, cp = (draw(st.sampled_from(of)) for of in ([1, 2, 4], [1, 2], [1, 2], [1, 1, 2]))
+    ranks = dp * cp * tp
+    ep, etp = (draw(st.sampled_from([d for d in (1, 2, 4, 8) if ranks % d == 0])) for _ in "ab")
+    assume(ranks % (ep * etp) == 0)
+    model = draw(st.sampled_from([TINY, SHARED] if cp == 1 else [TINY]))
+    plan = {
+        "dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "sequence_parallel": tp > 1,
+        "zero": draw(st.sampled_from([0, 1])),
+        "schedule": draw(st.sampled_from(["GPipe", "1F1B", "ZB-H1"])),
+        "recompute": draw(st.sampled_from(["none", "light", "full"])),
+        "expert_capacity": draw(st.sampled_from([None, 0.5, 1.25])),
+        "bucket_size": draw(st.sampled_from([1.0, 1e5, 25e6])),
+    }  # fmt: skip
+    run = {
+        "expert_load": draw(st.sampled_from(["uniform", "zipf", TWICE])), "num_steps": 2,
+        "clip_grad": draw(st.booleans()), "detail": draw(st.sampled_from(["stage", "layer"])),
+    }  # fmt: skip
+    alike_however_it_runs(scenario_of(model=model, plan=plan, run=run))

@@ -46,12 +46,16 @@ def test_engines_agree_on_every_shipped_scenario(name: str) -> None:
     plan, nodes = shipped.plan, shipped.cluster.num_nodes
     dp = 2 if plan.dp > 8 else plan.dp  # the reference runs every rank
     microbatches = min(shipped.num_microbatches, plan.pp + 1, 5 if dp == plan.dp else 2)
-    few = {
+    if size_complaint(plan.schedule, plan.pp, microbatches, plan.chunks):
+        microbatches = 2 * plan.pp  # DualPipe's fewest
+    few: dict[str, Any] = {
         "plan.dp": dp,
         "cluster.num_nodes": nodes * dp // plan.dp,
         "run.global_batch_size": dp * plan.microbatch_size * microbatches,
         "run.num_steps": 2 if dp == plan.dp else 1,
     }
+    if plan.ep > dp:
+        few |= {"plan.ep": dp, "plan.expert_dispatch": "all_to_all"}
     alike_however_it_runs(resolved(load(name, few)))
 
 

@@ -351,7 +351,7 @@ def test_what_is_shown_of_a_schedule(trainsim: Any) -> None:
         "",
         "step 10 s; bubble 0.1000 of the step, 0.1111 of the work",
         "activations in flight by rank: 2 2",
-        "idle of the rank that idles most: 1 s; paper: (p-1)(F+I-W) for m >= p and F+I >= W "
+        "idle of the rank that idles most: 1 s; paper: (p-1)(F+I-W) for m >= p and F >= W "
         "with free messages: 1 s",
         "activations of one stage kept by rank, paper: min(p, m): 2 2",
     ]

@@ -373,6 +373,7 @@ def test_the_report_counts_both_kinds_of_parameters(scenario_of: ScenarioOf) -> 
     assert result.to_dict()["parameters"] == {
         "total": num_parameters(result.scenario.model) + 4 * ADAPTERS,  # type: ignore[union-attr]
         "trained": 4 * ADAPTERS,
+        "active": num_parameters(result.scenario.model) + 4 * ADAPTERS,  # type: ignore[union-attr]
     }
     assert "32.77 thousand of them trained" in str(result)
     assert "LoRA rank 8" in str(result)

@@ -11,7 +11,7 @@ import numpy as np
 
 from simulator.describe.cluster import Cluster
 from simulator.describe.scenario import Scenario
-from simulator.lower.layers import active_parameters
+from simulator.lower.layers import active_parameters, num_parameters
 from simulator.lower.trainable import parameters
 from simulator.program import ACTIONS, NONE
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
@@ -240,8 +240,9 @@ def result_dict(result: Result) -> dict[str, Any]:
     out: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
     if result.scenario is not None:
         out["scenario"] = dataclasses.asdict(result.scenario)
-        counts = parameters(result.scenario)._asdict()
-        out["parameters"] = counts | {"active": active_parameters(result.scenario.model)}
+        counts, model = parameters(result.scenario), result.scenario.model
+        idle = num_parameters(model) - active_parameters(model)
+        out["parameters"] = counts._asdict() | {"active": counts.total - idle}
         out["summary"] = {**dataclasses.asdict(result.summary), "fits": result.summary.fits}
         out["assumptions"] = assumptions(result.scenario)
     else:
