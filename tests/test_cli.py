@@ -84,7 +84,7 @@ def test_show_schedule_lists_the_names(trainsim):
     names = [line.split()[0] for line in table.splitlines() if line[0] != " "]
     assert names[:4] == ["naive", "GPipe", "1F1B", "PipeDream"]
     assert {"ZB-H1", "ZBVZeroBubble", "DualPipe", "DualPipeV", "ZB-auto", "V-Half"} < set(names)
-    assert "bubble (p-1)(F+I-W) for m >= p and F+I >= W; kept min(p, m)" in table
+    assert "bubble (p-1)(F+I-W) for m >= p and F >= W; kept min(p, m)" in table
     assert "p ranks, m microbatches" in legend
 
 

@@ -324,6 +324,9 @@ def test_cp_of_one_changes_nothing() -> None:
         ({"cp": 2, "dp": 2, "zero": 3, "recompute": "full"}, {"detail": "kernel"}),
         ({"cp": 2, "dp": 2, "zero": 3, "dp_shard": 1, "cp_style": "all_gather"}, {}),
         ({"cp": 2, "pp": 2, "chunks": 2, "schedule": "Interleaved1F1B"}, {"clip_grad": True}),
+        ({"cp": 2, "pp": 2, "schedule": "ZB-H1", "cp_style": "all_to_all"}, {}),
+        ({"cp": 4, "pp": 2, "chunks": 2, "schedule": "ZBVZeroBubble"}, {}),
+        ({"cp": 2, "pp": 2, "chunks": 2, "schedule": "DualPipeV"}, {}),
         ({"cp": 4, "grad_overlap": False}, {"compiled": True}),
         ({"cp": 2, "dp": 2, "gradient_exchange": "parameter_server"}, {}),
         ({"cp": 2}, {"lora_rank": 4}),
@@ -431,6 +434,18 @@ def test_what_is_not_divided_is_refused(
 def test_keys_and_values_are_not_copied_to_more_ranks(scenario_of: ScenarioOf, llama: Any) -> None:
     with pytest.raises(DescriptionError, match="but not num_key_value_heads 2"):
         scenario_of(model=llama, plan={"cp": 4, "cp_style": "all_to_all"})
+
+
+def test_latent_keys_and_values_are_not_divided() -> None:
+    with pytest.raises(DescriptionError, match="deepseek-v3 attends to latent keys and values"):
+        load("deepseek-v3-2048gpu", {"plan.cp": 2, "plan.dp": 64})
+
+
+def test_experts_are_cut_out_of_ranks_that_divide_sequences_too(
+    scenario_of: ScenarioOf, llama: Any
+) -> None:
+    model = replace(llama, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+    alike_however_it_runs(scenario_of(model=model, plan={"dp": 2, "cp": 2, "ep": 4}))
 
 
 def test_images_are_not_divided() -> None:

@@ -326,6 +326,34 @@ def test_slurm_says_how_many_nodes_where_the_launcher_does_not():
     assert import_megatron(text, node="dgx-h100").scenario.cluster.num_nodes == 4
 
 
+def test_slurm_says_it_where_the_launcher_asks_its_environment():
+    text = (
+        "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:a100:4\n"
+        f"srun torchrun --nnodes $SLURM_NNODES --nproc_per_node $(count) pretrain_gpt.py {GPT}"
+    )
+    cluster = import_megatron(text, node="dgx-h100").scenario.cluster
+    assert (cluster.num_nodes, cluster.devices_per_node) == (4, 4)
+
+
+def test_the_file_says_where_the_number_of_nodes_is_from():
+    text = f"torchrun --nnodes 2 pretrain_gpt.py {GPT}"
+    assert "num_nodes = 2                             # --nnodes 2" in import_megatron(text).toml()
+    assert "num_nodes = 4\n" in import_megatron(text, nodes=4).toml()
+
+
+def test_sruns_own_flags_are_a_launchers():
+    text = f"srun --nodes=2 --ntasks-per-node=8 python pretrain_gpt.py {GPT}"
+    assert import_megatron(text, node="dgx-h100").scenario.cluster.world_size == 16
+
+
+@pytest.mark.parametrize(
+    "launch", ["python -m pretrain_gpt", "torchrun --nnodes 1 -m train.gpt", "megatron pretrain"]
+)
+def test_a_program_may_be_a_module_or_a_command(launch):
+    imported = import_megatron(f"{launch} {GPT} --bf16", nodes=1)
+    assert imported.scenario.run.precision == "bf16"
+
+
 def test_of_several_programs_the_one_with_most_flags_is_read():
     text = f"python tools/prepare.py --input x\ntorchrun pretrain_gpt.py {GPT} --bf16"
     imported = import_megatron(text, nodes=1)

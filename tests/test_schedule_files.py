@@ -351,7 +351,7 @@ def test_what_is_shown_of_a_schedule(trainsim: Any) -> None:
         "",
         "step 10 s; bubble 0.1000 of the step, 0.1111 of the work",
         "activations in flight by rank: 2 2",
-        "idle of the rank that idles most: 1 s; paper: (p-1)(F+I-W) for m >= p and F+I >= W "
+        "idle of the rank that idles most: 1 s; paper: (p-1)(F+I-W) for m >= p and F >= W "
         "with free messages: 1 s",
         "activations of one stage kept by rank, paper: min(p, m): 2 2",
     ]
@@ -385,3 +385,21 @@ def test_options_that_do_nothing_are_refused(options: list[str], words: str, tra
 def test_an_action_of_a_list_may_be_given_as_such() -> None:
     rows = ((Action(0, "F", 0), Action(0, "B", 0)),)
     assert sim.simulate_schedule(rows).step_time_s == 3.0
+
+
+# Question 8 on devices: 4 ranks, 8 microbatches, 2 chunks.
+def test_a_plan_with_rounds_smaller_than_its_pipeline_is_slower_and_says_so(scenario: Any) -> None:
+    results = [
+        sim.simulate(
+            sim.load(scenario("Interleaved1F1B", f"chunks = 2\nmicrobatch_group = {group}"))
+        )
+        for group in (2, 4)
+    ]
+    slow, fast = (result.step_time_s for result in results)
+    assert slow > 1.2 * fast
+    assert "2 microbatches pass each chunk of a rank before its next one" in str(results[0])
+
+
+def test_a_plan_with_rounds_of_a_schedule_without_them_is_refused(scenario: Any) -> None:
+    with pytest.raises(DescriptionError, match="1F1B has no rounds of 2 microbatches"):
+        sim.load(scenario("1F1B", "microbatch_group = 2"))

@@ -32,6 +32,7 @@ from simulator.schedules import (
 
 FORMULAS = [name for name, s in SCHEDULES.items() if s.bubble]
 LISTED = Path(__file__).parent.parent / "workloads/measured/dualpipe_bubble_formulas.csv"
+DOCUMENT = (LISTED.parents[2] / "docs/schedules.md").read_text(encoding="utf-8")
 
 # Seconds of F, I and W: all alike; I or F longer; W short, W none.
 TIMES = [(1, 1, 1), (1, 2, 1), (3, 2, 1), (2, 2, 1), (1, 1, 0.25), (2, 1, 0)]
@@ -219,12 +220,31 @@ def test_question_6_the_bubble_of_interleaved_shrinks_with_chunks(v: int, makesp
 
 
 # Question 6: warm-up 2(P-r-1) + (v-1)P; then F and B in turn, so one more F comes before the first
-# B. With P-r-1 instead of 2(P-r-1) ranks wait: T is longer by more than a chunk.
+# B.
 def test_question_6_the_warm_up_of_interleaved() -> None:
     actions = actions_of("Interleaved1F1B", 4, 8, 2)
     before = [[a.kind for a in row].index("B") - 1 for row in actions]
     assert before == [10, 8, 6, 4]
-    assert [max(2 * (4 - r - 1) + 4, 0) for r in range(4)] == before
+
+
+# Half of that, P-r-1 + (v-1)P = 7, 6, 5, 4, is as fast while messages are free. Where they take
+# time, each hop there and back stands in the way of every pair of F and B.
+def test_question_6_half_the_warm_up_idles_more_where_messages_take_time() -> None:
+    actions = actions_of("Interleaved1F1B", 4, 8, 2)
+    rows = []
+    for rank, row in enumerate(actions):
+        forward, backward = ([a for a in row if a.kind == kind] for kind in "FB")
+        first = 4 - rank - 1 + 4
+        steady = [a for pair in zip(forward[first:], backward, strict=False) for a in pair]
+        rows.append((*forward[:first], *steady, *backward[len(forward) - first :]))
+    taken = [
+        [
+            sim.simulate_schedule(x, forward=0.5, backward=1, latency=c).step_time_s
+            for c in (0, 0.25)
+        ]
+        for x in (tuple(rows), actions)
+    ]
+    assert taken == [[28.5, 36.0], [28.5, 32.0]]
 
 
 # Question 8: rounds of 2 microbatches wait for the first of them to come round 4 ranks. F=1, B=2 of
@@ -312,3 +332,24 @@ def test_every_schedule_does_all_work_once_in_an_order_that_runs(
     assert all(len(held) == v for held in stages_of_ranks(actions))
     run(actions)  # to the end
     check_actions(add_send_recv(actions))
+
+
+def test_the_documented_table_has_every_schedule_with_its_formulas() -> None:
+    rows = {line.split(" | ")[0][2:]: line for line in DOCUMENT.splitlines() if line[:2] == "| "}
+    assert list(rows)[1:] == list(SCHEDULES)
+    for name, schedule in SCHEDULES.items():
+        cells_of_row = [cell.strip() for cell in rows[name].split("|")]
+        for form in (schedule.bubble, schedule.kept):
+            assert form is None or str(form) in cells_of_row, name
+
+
+def test_the_documented_schedule_of_ones_own_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    before = dict(SCHEDULES)
+    (snippet,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    try:
+        exec(snippet, {})
+    finally:
+        SCHEDULES.clear()
+        SCHEDULES.update(before)
+    (said,) = re.findall(r"# (\d+\.\d+)\n", snippet)
+    assert capsys.readouterr().out.strip() == said

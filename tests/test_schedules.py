@@ -387,3 +387,16 @@ def stops(check: Callable[[Actions], object], actions: Actions) -> bool:
     except DeadlockError:
         return True
     return False
+
+
+def test_a_long_grid_is_shown_near_what_is_wrong() -> None:
+    rows = [list(row) for row in actions_of("1F1B", 2, 100)]
+    rows[1].append(rows[1][60])
+    with pytest.raises(ScheduleError, match="is done twice") as error:
+        check_actions(read_actions(rows))
+    first, second = str(error.value).splitlines()[1:]
+    assert first.endswith("...")
+    assert len(first.split()) == 2 + 9 + 1
+    assert second.startswith("rank 1: ... ")
+    assert second.endswith("1F30 <-- ERROR HERE")
+    assert len(second.split()) == 2 + 1 + 9 + 3

@@ -5,6 +5,7 @@ of a scenario, and what of it is not modelled.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from simulator.describe.model import Model
 from simulator.describe.plan import Plan
@@ -33,7 +34,7 @@ def expert_problems(model: Model, plan: Plan, run: Run, per_node: int) -> Iterat
 
 
 def _without_experts(model: Model, plan: Plan, run: Run) -> Iterator[str]:
-    plain_plan, plain_run = Plan(), Run(global_batch_size=1)
+    plain_plan, plain_run = _plain()
     for where, mine, plain, names in (
         ("plan", plan, plain_plan, ("ep", "etp", "expert_capacity", "expert_padding",
                                     "expert_dispatch")),
@@ -43,6 +44,12 @@ def _without_experts(model: Model, plan: Plan, run: Run) -> Iterator[str]:
             value = getattr(mine, name)
             if value != getattr(plain, name):
                 yield f"{where}.{name} {value!r} is for experts, and {model.name} has none"
+
+
+@cache
+def _plain() -> tuple[Plan, Run]:
+    """Return a plan and a run that say nothing."""
+    return Plan(), Run(global_batch_size=1)
 
 
 def _plan_problems(model: Model, plan: Plan, per_node: int) -> Iterator[str]:

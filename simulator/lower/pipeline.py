@@ -246,11 +246,14 @@ def _entries(grid: Grid, ends: Ends, stream: Int32) -> Int64:
         actions = np.flatnonzero(grid.kind == kind)
         backward = grid.completed[actions]
         last = np.where(backward == NONE, 0, ends.tail[backward])
-        done = np.where(np.isin(stream[last], SUMS), last, ends.exit[backward])
+        lane = stream[last]
+        summed = (lane == DP) | (lane == REDUCE) | (lane == EDP)
+        done = np.where(summed, last, ends.exit[backward])
         key = grid.place[actions], grid.microbatch[actions] + 1
         after = reduced[key]
-        done = np.where(after == NONE, np.where(backward == NONE, NONE, done), after)
-        entry[actions] = done
+        entry[actions] = np.where(
+            after != NONE, after, np.where(backward != NONE, done, NONE)
+        )  # fmt: skip
         reduced[key] = np.where(ends.filled[actions], ends.tail[actions], after)
     return entry
 

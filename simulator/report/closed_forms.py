@@ -56,10 +56,9 @@ def forms_text(
     )  # fmt: skip
     lines = []
     if bubble := schedule.bubble:
-        together = name.lower().startswith("dualpipe")
         held = f"{bubble.value(case):g} s" if bubble.holds(case) else "not in this case"
         lines.append(
-            f"idle of the rank that idles most: {_most_idle(result, together):g} s; "
+            f"idle of the rank that idles most: {_most_idle(result, bubble.to_the_end):g} s; "
             f"paper: {bubble} with free messages: {held}"
         )
     if kept := schedule.kept:
@@ -72,7 +71,7 @@ def forms_text(
     return "".join(f"\n{line}" for line in lines)
 
 
-def _most_idle(result: Result, together: bool) -> float:
+def _most_idle(result: Result, to_the_end: bool) -> float:
     """Return the idle seconds of the rank that idles most: between its own ends, or all ranks'."""
     p, t = result.program, result.timeline
     ops = np.flatnonzero((p.stream == p.streams.index("compute")) & (t.end > t.start))
@@ -81,5 +80,5 @@ def _most_idle(result: Result, together: bool) -> float:
     np.minimum.at(first, p.rank[ops], t.start[ops])
     np.maximum.at(last, p.rank[ops], t.end[ops])
     np.add.at(busy, p.rank[ops], t.end[ops] - t.start[ops])
-    span = last.max() if together else last - first
+    span = last.max() if to_the_end else last - first
     return to_seconds(int((span - busy).max()))

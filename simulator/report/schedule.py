@@ -12,6 +12,10 @@ def schedule_assumptions(s: Scenario) -> list[str]:
     plan, found, out = s.plan, layout(s), []
     if plan.chunks > 1:
         out.append(_placed(s))
+    if plan.microbatch_group is not None:
+        out.append(
+            f"{plan.microbatch_group} microbatches pass each chunk of a rank before its next one"
+        )
     if found.splits:
         out.append(
             "a split backward frees with I what no weight's gradient needs; the inputs of products "

@@ -89,6 +89,10 @@ def read_actions(rows: object) -> Actions:
                  for r in rows)  # fmt: skip
 
 
+MOST_CELLS, NEAR = 40, 8
+"""Longest list that an error shows whole, and how many cells it shows before and after a mark."""
+
+
 def grid(
     actions: Sequence[Sequence[Action]], marks: Mapping[tuple[int, int], str] | None = None
 ) -> str:
@@ -98,13 +102,28 @@ def grid(
     width = max((len(text) for row in texts for text in row), default=1)
     lines = []
     for rank, (row, shown) in enumerate(zip(actions, texts, strict=True)):
-        at, marked = 0, []
-        for cell, text in zip(cells(row), shown, strict=True):
+        at, marked, pointed = 0, [], []
+        for number, (cell, text) in enumerate(zip(cells(row), shown, strict=True)):
             own = [f" {marks[rank, i]}" for i in range(at, at + len(cell)) if (rank, i) in marks]
             marked.append(f"{text:<{width}}{''.join(own)}")
+            pointed += [number] * bool(own)
             at += len(cell)
+        if marks:
+            marked = _near(marked, pointed)
         lines.append(f"rank {rank}: {' '.join(marked)}".rstrip())
     return "\n".join(lines)
+
+
+def _near(texts: list[str], pointed: list[int]) -> list[str]:
+    """Return the cells of a list near those pointed at, or near its start; all of a short one."""
+    if len(texts) <= MOST_CELLS:
+        return texts
+    near = {at + step for at in pointed or [0] for step in range(-NEAR, NEAR + 1)}
+    kept = sorted(near & set(range(len(texts))))
+    out = ["..."] * (kept[0] > 0)
+    for at, following in zip(kept, [*kept[1:], len(texts)], strict=True):
+        out += [texts[at], *["..."] * (following > at + 1)]
+    return out
 
 
 def parse_grid(text: str) -> Actions:

@@ -26,10 +26,9 @@ def check_actions(actions: Actions) -> None:
     for rank, row in enumerate(actions):
         updated: set[Action] = set()
         for position, action in enumerate(row):
-            complaint = (
-                _complaint(action, rank, home, seen, updated)
-                or _unpaired(row, position, rank)
-            )  # fmt: skip
+            complaint = _complaint(action, rank, home, seen, updated)
+            if action.paired and not complaint:
+                complaint = _unpaired(row, position, rank)
             if complaint:
                 raise _error(complaint, actions, (rank, position))
             if action.kind in UPDATES:
@@ -94,39 +93,37 @@ def _complaint(
     action: Action, rank: int, home: dict[tuple[int, int], int],
     seen: set[Action], updated: set[Action],
 ) -> str | None:  # fmt: skip
+    """Say what is wrong with an action where it stands."""
     stage, kind, microbatch, _ = action
-    where = f"{action} on rank {rank}"
+    elsewhere = home.get((stage, microbatch), rank)
+    wrong = None
     if kind not in ACTION_CODE:
         return f"{kind!r} is not an action kind, on rank {rank}"
     if stage < 0 or microbatch < NONE:
-        return f"{where}: stages and microbatches count from 0"
-    if microbatch == NONE and kind not in UPDATES:
-        return f"{where} must name a microbatch"
-    if kind not in UPDATES and Action(stage, "OPT") in updated:
-        return f"{where} comes after the optimizer step of its stage"
-    if action.alone in (updated if kind in UPDATES else seen):
-        return f"{where} is done twice"
-    elsewhere = home.get((stage, microbatch), rank)
-    if elsewhere != rank:
+        wrong = ": stages and microbatches count from 0"
+    elif kind in UPDATES:
+        done = microbatch == NONE or any(Action(stage, k, microbatch) in seen for k in ("B", "W"))
+        wrong = None if done else f" comes before its backward {stage}B{microbatch}"
+    elif microbatch == NONE:
+        wrong = " must name a microbatch"
+    elif updated and Action(stage, "OPT") in updated:
+        wrong = " comes after the optimizer step of its stage"
+    elif elsewhere != rank:
         return (
             f"microbatch {microbatch} passes stage {stage} on rank {elsewhere} and on rank {rank}"
         )
-    if kind in ("B", "I") and Action(stage, "F", microbatch) not in seen:
-        return f"{where} comes before its forward {stage}F{microbatch}"
-    if kind == "W" and Action(stage, "I", microbatch) not in seen:
-        return f"{where} comes before {stage}I{microbatch}"
-    if kind in UPDATES and microbatch != NONE:
-        done = {Action(stage, backward, microbatch) for backward in ("B", "W")}
-        if not done & seen:
-            return f"{where} comes before its backward {stage}B{microbatch}"
-    return None
+    elif kind in ("B", "I") and Action(stage, "F", microbatch) not in seen:
+        wrong = f" comes before its forward {stage}F{microbatch}"
+    elif kind == "W" and Action(stage, "I", microbatch) not in seen:
+        wrong = f" comes before {stage}I{microbatch}"
+    if wrong is None and action.alone in (updated if kind in UPDATES else seen):
+        wrong = " is done twice"
+    return wrong and f"{action} on rank {rank}{wrong}"
 
 
 def _unpaired(row: tuple[Action, ...], position: int, rank: int) -> str | None:
     """Say why an action cannot run together with the one after it."""
     action = row[position]
-    if not action.paired:
-        return None
     where = f"{action} on rank {rank}"
     if position + 1 == len(row):
         return f"{where} is paired with nothing after it"

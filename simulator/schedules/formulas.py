@@ -52,13 +52,15 @@ class Formula(Generic[T]):
     where: str = ""
     """The cases that it holds for, in words; all when empty."""
     holds: Callable[[Case], bool] = _always
+    to_the_end: bool = False
+    """Whether idle time is counted until the last rank ends, not until the rank itself does."""
 
     def __str__(self) -> str:
         return f"{self.text}{f' for {self.where}' if self.where else ''}"
 
 
 Bubble = Formula[float]
-"""Idle seconds of the rank that idles most, between its first and last action."""
+"""Idle seconds of the rank that idles most."""
 
 Kept = Formula[tuple[int, ...]]
 """Most stage activations that each rank keeps, each from its forward to its backward."""

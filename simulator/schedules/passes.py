@@ -34,19 +34,15 @@ def add_send_recv(actions: Actions) -> Actions:
     if _holds(actions, *OTHER_SIDE):
         return actions
     home = homes(actions)
-    return tuple(
-        tuple(
-            action
-            for cell in cells(row)
-            for part in (
-                (a for action in cell for a in _messages(action, rank, home, "RECV")),
-                cell,
-                (a for action in cell for a in _messages(action, rank, home, "SEND")),
-            )
-            for action in part
-        )
-        for rank, row in enumerate(actions)
-    )
+    rows = []
+    for rank, row in enumerate(actions):
+        out: list[Action] = []
+        for cell in cells(row):
+            out += [message for a in cell for message in _messages(a, rank, home, _BEFORE)]
+            out += cell
+            out += [message for a in cell for message in _messages(a, rank, home, _AFTER)]
+        rows.append(tuple(out))
+    return tuple(rows)
 
 
 def _holds(actions: Actions, *kinds: str) -> bool:
@@ -57,21 +53,19 @@ OTHER_SIDE = {"SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1),
               "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1)}  # fmt: skip
 """The other side of a message: its kind, and how many stages further it is done."""
 
-_PEERS = {
-    ("RECV", "F"): ("RECV_F", -1),
-    ("RECV", "B"): ("RECV_B", 1), ("RECV", "I"): ("RECV_B", 1),
-    ("SEND", "F"): ("SEND_F", 1),
-    ("SEND", "B"): ("SEND_B", -1), ("SEND", "I"): ("SEND_B", -1),
-}  # fmt: skip
-"""By direction and computation: its message, and how many stages further the other side is."""
+_BEFORE = {"F": ("RECV_F", -1), "B": ("RECV_B", 1), "I": ("RECV_B", 1)}
+_AFTER = {"F": ("SEND_F", 1), "B": ("SEND_B", -1), "I": ("SEND_B", -1)}
+"""By computation: the message before it, or after it, and how many stages further its peer is."""
 
 
 def _messages(
-    action: Action, rank: int, home: dict[tuple[int, int], int], direction: str
+    action: Action, rank: int, home: dict[tuple[int, int], int], kinds: dict[str, tuple[str, int]]
 ) -> tuple[Action, ...]:
-    kind, offset = _PEERS.get((direction, action.kind), ("", 0))
+    if action.kind not in kinds:
+        return ()
+    kind, offset = kinds[action.kind]
     peer = home.get((action.stage + offset, action.microbatch), rank)
-    return (Action(action.stage, kind, action.microbatch),) if kind and peer != rank else ()
+    return (Action(action.stage, kind, action.microbatch),) if peer != rank else ()
 
 
 def add_reduce_grad(actions: Actions) -> Actions:
@@ -86,16 +80,15 @@ def add_reduce_grad(actions: Actions) -> Actions:
     for row in actions:
         every = {a for a in row if a.kind == "OPT" and a.microbatch != NONE}
         last = {a.stage: i for i, a in enumerate(row) if a.kind in ("B", "W")}
-        out: list[Action] = []
-        for i, action in enumerate(row):
-            out.append(action)
-            if action.kind not in ("B", "W"):
-                continue
-            if action._replace(kind="OPT") in every:
-                out.append(action._replace(kind="REDUCE_GRAD"))
-            elif last[action.stage] == i and not every:
-                out.append(Action(action.stage, "REDUCE_GRAD"))
-        rows.append(tuple(out))
+        ends = {i: Action(stage, "REDUCE_GRAD") for stage, i in last.items()}
+        if every:
+            ends = {i: a._replace(kind="REDUCE_GRAD") for i, a in enumerate(row)
+                    if a.kind in ("B", "W") and a._replace(kind="OPT") in every}  # fmt: skip
+        rows.append(tuple(
+            out
+            for i, action in enumerate(row)
+            for out in ((action, ends[i]) if i in ends else (action,))
+        ))  # fmt: skip
     return tuple(rows)
 
 

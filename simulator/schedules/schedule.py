@@ -24,8 +24,8 @@ class Schedule:
     complaint: Callable[[int, int, int, int | None], str | None] | None = None
     """Why (ranks, microbatches, chunks, group) cannot be made, or None where it can."""
     bubble: Bubble | None = None
-    """Idle seconds, between its first and last action, of the rank that idles most, for equal
-    stages and free messages; where ranks end at different times, of the last rank's end."""
+    """Idle seconds of the rank that idles most, for equal stages and free messages: between its own
+    first and last action, or until the last rank ends where the formula is `to_the_end`."""
     kept: Kept | None = None
     """Most stage activations that each rank keeps."""
     note: str = ""

@@ -43,6 +43,9 @@ def schedule_of(name: str) -> Schedule:
         DescriptionError: when there is none, or what is wrong with the file.
         DeadlockError: when the lists of the file wait for each other.
     """
+    known = SCHEDULES.get(name)
+    if known is not None:
+        return known
     return file_schedule(name) if is_file(name) else SCHEDULES[schedule_name(name)]
 
 

@@ -103,7 +103,8 @@ def dual_pipe_complaint(
     """Return why DualPipe does not take a size, or None where it does."""
     least = 2 * ranks
     if ranks % 2:
-        return f"takes an even number of ranks, not {ranks}; {ranks - 1 or 2} or {ranks + 1}"
+        others = f"{ranks - 1} or {ranks + 1}" if ranks > 1 else "2"
+        return f"takes an even number of ranks, not {ranks}; {others} would do"
     if microbatches % 2 or microbatches < least:
         near = max(microbatches + microbatches % 2, least)
         return (

@@ -117,14 +117,13 @@ def seconds(row: Row) -> float:
 
 def step(row: Row) -> Case:
     """The same runs, predicted from the model's shapes."""
-    same = (row[name] for name in ("model", "stages_p", "microbatch_size_b", "n_gpus"))
-    times = _predicted(*same) if row["schedule"] in LIMITS else {}
-    return case(seconds(row), *_tables(row, _plan(row, times)))
+    return case(seconds(row), *_tables(row, _plan(row, _predicted_for(row))))
 
 
 def memory(row: Row) -> Case:
-    """What their fullest rank allocates, in GB, in the order for the profiled times."""
-    tables = _tables(row, _plan(row, _profiled(row)))
+    """What their fullest rank allocates, in GB, ordered for profiled times where there are any."""
+    times = _profiled(row) if "T_F_ms" in row else _predicted_for(row)
+    tables = _tables(row, _plan(row, times))
     return case(float(row["memory_GB"]), *tables, metric=_allocated_gb)
 
 
@@ -169,6 +168,12 @@ def _uneven(model: str, pp: int) -> Table:
     """Return what a plan says of stages of which the first and the last have a layer less."""
     inner = (MODELS[model][0] + 2) // pp
     return {"layers_per_stage": [inner - 1, *[inner] * (pp - 2), inner - 1]}
+
+
+def _predicted_for(row: Row) -> Table:
+    """Return the predicted times that a row's schedule is made for; none where it needs none."""
+    same = (row[name] for name in ("model", "stages_p", "microbatch_size_b", "n_gpus"))
+    return _predicted(*same) if row["schedule"] in LIMITS else {}
 
 
 @lru_cache(maxsize=16)

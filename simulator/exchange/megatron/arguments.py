@@ -24,13 +24,17 @@ from simulator.exchange.megatron.unmodelled import (
 _BEHIND = {"|", "|&", ">", ">>", "2>&1", "&>", ">&", "&", "&&", ";"}
 """Words of a command kept in a text where its flags end."""
 _SETTING = re.compile(r"\s*(?:-\s+)?(?:--)?([A-Za-z_][\w-]*)\s*:(?:\s+(.*))?")
-_SBATCH: Mapping[str, re.Pattern[str]] = {
-    "nnodes": re.compile(r"#SBATCH\s+(?:--nodes[= ]|-N\s*)(\d+)\b"),
-    "nproc-per-node": re.compile(
-        r"#SBATCH\s+--(?:gpus-per-node|ntasks-per-node|gres)[= ](?:gpu:)?(?:[\w-]+:)?(\d+)\b"
+_SBATCH: Sequence[tuple[str, re.Pattern[str]]] = (
+    ("nnodes", re.compile(r"#SBATCH\s+(?:--nodes[= ]|-N\s*)(\d+)\b")),
+    ("nproc-per-node", re.compile(r"#SBATCH\s+--ntasks-per-node[= ](\d+)\b")),
+    (
+        "nproc-per-node",
+        re.compile(r"#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:[A-Za-z][\w-]*:)?(\d+)\b"),
     ),
-}
-"""Slurm's own lines, which say what a launcher's flags do not."""
+)
+"""Slurm's own lines, which say what a launcher's flags do not; the last that is there counts."""
+FEW = 3
+"""Flags of Megatron-LM that make a command without a .py its launch."""
 MOST_TEXT = 1_000_000
 """Characters of a script that is read."""
 _TRUE, _FALSE = {"true", "yes", "on"}, {"false", "no", "off"}
@@ -113,9 +117,7 @@ def read_arguments(
     if len(text) > MOST_TEXT:
         raise DescriptionError(f"its {len(text):,} characters are no launch script's")
     out = Arguments()
-    for name, pattern in _SBATCH.items():
-        if found := pattern.search(text):
-            out.words[name] = (found[1],)
+    slurm = {name: (found[1],) for name, pattern in _SBATCH if (found := pattern.search(text))}
     if _holds_settings(text):
         out.words |= dict(_settings(text))
     else:
@@ -125,6 +127,9 @@ def read_arguments(
             raise DescriptionError("the script nests brackets too deeply to be read") from None
         _read_launch(script, out)
     _take(more, out)
+    for name, words in slurm.items():
+        if not any(word.strip(MARK) for word in out.words.get(name, ()) if MARK not in word):
+            out.words[name] = words
     return out
 
 
@@ -164,11 +169,16 @@ def _read_launch(script: Script, out: Arguments) -> None:
 
 
 def _program(words: Sequence[str]) -> int | None:
-    """Return the place of the program that is launched with flags behind it."""
+    """Return the place of the program that is launched with flags behind it.
+
+    It ends in .py, follows a -m, or has several of Megatron-LM's flags behind it.
+    """
     for at, word in enumerate(words):
-        if word.endswith(".py") and any(w.startswith("--") for w in words[at + 1 :]):
+        named = word.endswith(".py") or (at > 0 and words[at - 1] == "-m" and "." not in word[:1])
+        if named and any(w.startswith("--") for w in words[at + 1 :]):
             return at
-    return None
+    known = [at for at, word in enumerate(words) if _named(word) in FLAGS]
+    return known[0] - 1 if len(known) >= FEW and not words[0].startswith("--") else None
 
 
 def _texts(script: Script) -> Iterator[tuple[str, ...]]:

@@ -157,6 +157,9 @@ FLAGS: Mapping[str, Flag] = {
 ALIASES: Mapping[str, str] = {
     "persistent-save-interval": "save-interval",
     "nproc": "nproc-per-node",
+    "nodes": "nnodes",
+    "ntasks-per-node": "nproc-per-node",
+    "gpus-per-node": "nproc-per-node",
     "num-moe-experts": "num-experts",
     "fp8": "fp8-format",
     "moe-token-dispatcher": "moe-token-dispatcher-type",
@@ -164,7 +167,7 @@ ALIASES: Mapping[str, str] = {
     "num-layers-in-first-pipeline-stage": "decoder-first-pipeline-num-layers",
     "num-layers-in-last-pipeline-stage": "decoder-last-pipeline-num-layers",
 }
-"""Other names of flags, as files of settings spell them."""
+"""Other names of flags, as files of settings and srun spell them."""
 
 OPPOSITES: Mapping[str, str] = {
     "add-bias-linear": "disable-bias-linear",

@@ -145,7 +145,7 @@ def _cluster(
             "how many nodes there are is not said in it; say --nodes N"
             + (" (--nnodes comes from the environment)" if args.said("nnodes") else "")
         )
-    if nodes is None or not args.said("nnodes"):
+    if nodes is None:
         draft.note("cluster.num_nodes", args.shown("nnodes"))
     table["num_nodes"] = count
     size, per_node = load_node(table["node"]).num_devices, _launcher(args, "nproc-per-node")
