@@ -20,6 +20,7 @@ from simulator.describe.run import Run
 from simulator.errors import DescriptionError
 from simulator.hardware.compute import work_seconds
 from simulator.hardware.network import GroupShape, flow_seconds
+from simulator.hardware.placement import spans
 from simulator.lower import lower
 from simulator.lower.experts import Rows, copies, rows
 from simulator.lower.layers import (
@@ -502,3 +503,11 @@ def test_engines_agree_on_random_plans_with_experts(scenario_of, data) -> None:
         "clip_grad": draw(st.booleans()), "detail": draw(st.sampled_from(["stage", "layer"])),
     }  # fmt: skip
     alike_however_it_runs(scenario_of(model=model, plan=plan, run=run))
+
+
+# 64 ranks, pp outermost: 16 of a stage on 2 nodes; the experts of a layer on the 8 of one, those
+# that hold the same on both.
+def test_groups_of_experts_lie_where_the_placement_says() -> None:
+    found = {span.axis: span for span in spans(sim.load("mixtral-8x7b-64gpu"))}
+    assert (found["ep"].groups, found["ep"].ranks, found["ep"].most) == (8, 8, 1)
+    assert (found["edp"].groups, found["edp"].ranks, found["edp"].fewest) == (32, 2, 2)

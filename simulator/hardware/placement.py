@@ -25,7 +25,7 @@ def devices(plan: Plan, cluster: Cluster) -> Ints:
 
 
 class Span(NamedTuple):
-    """Over how many nodes the groups along one axis of the mesh lie."""
+    """Over how many nodes the groups along one axis of the mesh, or of experts, lie."""
 
     axis: str
     groups: int
@@ -39,12 +39,21 @@ class Span(NamedTuple):
 
 
 def spans(s: Scenario) -> list[Span]:
-    """Return the span of each axis that joins ranks, innermost first."""
-    mesh, placement = Mesh.of(s.plan), devices(s.plan, s.cluster)
-    index = np.ix_(*(np.arange(getattr(s.plan, axis)) for axis in AXES))
-    cube, found = mesh.rank(**dict(zip(AXES, index, strict=True))), []
-    for axis in reversed(s.plan.order):
-        sets = np.moveaxis(cube, AXES.index(axis), -1)
+    """Return the span of each axis that joins ranks, innermost first; then those of experts."""
+    plan, mesh, placement = s.plan, Mesh.of(s.plan), devices(s.plan, s.cluster)
+    index = np.ix_(*(np.arange(getattr(plan, axis)) for axis in AXES))
+    cube = mesh.rank(**dict(zip(AXES, index, strict=True)))
+    every: list[tuple[str, Ints]] = [
+        (axis, np.moveaxis(cube, AXES.index(axis), -1)) for axis in reversed(plan.order)
+    ]
+    if plan.ep * plan.etp > 1:
+        tiles = mesh.ranks_of_tiles(np.arange(mesh.tiles)[None], np.arange(plan.pp)[:, None])
+        cut = tiles.reshape(plan.pp, plan.edp, plan.ep, plan.etp)
+        every += [
+            (axis, np.moveaxis(cut, -i, -1)) for i, axis in enumerate(("etp", "ep", "edp"), 1)
+        ]
+    found = []
+    for axis, sets in every:
         sets = sets.reshape(-1, sets.shape[-1])
         count, degree = sets.shape
         if degree == 1:
