@@ -25,8 +25,8 @@ LAYERS = (
     ("exchange",),
     ("report",),
     ("api", "cuts"),
-    ("explore",),
     ("operate",),
+    ("explore",),
     ("validate",),
     ("cli",),
     ("__init__", "__main__"),
@@ -41,7 +41,9 @@ DOORS = {
         "report/plots.py", "report/memory_plot.py", "report/network_plots.py", "report/palette.py",
         "validate/scatter.py", "operate/plot.py", "explore/schedules_plot.py",
     },
-    "pandas": {"report/result.py"},
+    "pandas": {"report/result.py", "explore/sweep/frame.py"},
+    "joblib": {"explore/sweep/pools.py"},
+    "distributed": {"explore/sweep/pools.py"},
     "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}
