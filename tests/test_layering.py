@@ -124,7 +124,7 @@ def test_the_public_names_are_these():
         "Cluster", "DeadlockError", "DescriptionError", "Device", "Link", "Model", "Nic", "Node",
         "Plan", "Program", "ProgramError", "Result", "Run", "Scenario", "ScheduleError",
         "Timeline", "TrainsimError", "load", "register_schedule", "simulate",
-        "simulate_schedule",
+        "simulate_schedule", "sweep",
     ]  # fmt: skip
 
 

@@ -124,9 +124,9 @@ def sweep(
     set too. What the scenario refuses is a line with the reason.
 
     >>> import simulator as sim
-    >>> frame = sim.sweep("gpt2-xl-1f1b-32gpu", {"plan.pp": [2, 4, ..., 8]})
+    >>> frame = sim.sweep("gpt2-xl-1f1b-32gpu", {"plan.pp": [1, 2, 4, ..., 8, 5]})
     >>> frame[["plan.pp", "dp", "status"]].values.tolist()
-    [[2, 16, 'ok'], [4, 8, 'ok'], [6, 5, 'refused'], [8, 4, 'ok']]
+    [[1, 32, 'ok'], [2, 16, 'ok'], [4, 8, 'ok'], [8, 4, 'ok'], [5, <NA>, 'refused']]
 
     Args:
         scenario: a scenario, or its file or name.
