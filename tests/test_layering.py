@@ -40,6 +40,7 @@ DOORS = {
     "matplotlib": {
         "report/plots.py", "report/memory_plot.py", "report/network_plots.py", "report/palette.py",
         "validate/scatter.py", "operate/plot.py", "explore/schedules_plot.py",
+        "explore/sweep/scaling_plot.py",
     },
     "pandas": {"report/result.py", "explore/sweep/frame.py"},
     "joblib": {"explore/sweep/pools.py"},

@@ -76,7 +76,7 @@ def sweep(
         from simulator.explore.sweep.scaling_plot import scaling_figure
 
         curves = scaling(swept)
-        text = f"{text}\n\n{scaling_text(curves)}"
+        text = f"{swept.headline}\n{scaling_text(curves)}"
         for path in figures:
             scaling_figure(curves, path)
     if json_path:

@@ -25,8 +25,9 @@ WORK = ("compute", "memory", "launch")
 COLUMNS = (
     "status", "reason", "fits", "ranks", "num_nodes", "device", "dp", "tp", "pp", "cp",
     "microbatch_size", "num_microbatches", "global_batch_size", "step_time_s", "samples_per_s",
-    "tokens_per_s", "mfu", "hfu", "bubble_fraction", "work_fraction",
-    "exposed_communication_fraction", *(f"exposed_{kind}_fraction" for kind in COMMUNICATION),
+    "tokens_per_s", "mfu", "hfu", "bubble_fraction", "work_fraction", "optimizer_fraction",
+    *(f"{bound}_bound_fraction" for bound in WORK), "exposed_communication_fraction",
+    *(f"exposed_{kind}_fraction" for kind in COMMUNICATION),
     "owner", "bottleneck", "device_memory_bytes", "memory_capacity_bytes", "step_energy_kwh",
     "step_carbon_kg", "step_electricity_usd", "step_devices_usd",
 )  # fmt: skip
@@ -67,7 +68,7 @@ def refused(point: Point) -> Row:
 
 def _row(s: Scenario) -> Row:
     result = simulate(s)
-    x, plan = result.summary, s.plan
+    x, b, plan = result.summary, result.breakdown, s.plan
     exposed = {kind: x.shares[kind] for kind in COMMUNICATION}
     kinds = " + ".join(dict.fromkeys(node.device.name for node in s.cluster.kinds))
     row = {
@@ -91,6 +92,8 @@ def _row(s: Scenario) -> Row:
         "hfu": x.hfu,
         "bubble_fraction": x.bubble_fraction,
         "work_fraction": sum(x.shares[owner] for owner in WORK),
+        "optimizer_fraction": float(b.of("optimizer").sum() / b.window.sum()),
+        **{f"{bound}_bound_fraction": x.shares[bound] for bound in WORK},
         "exposed_communication_fraction": sum(exposed.values()),
         **{f"exposed_{kind}_fraction": share for kind, share in exposed.items()},
         "owner": max(x.shares.items(), key=lambda item: item[1])[0],

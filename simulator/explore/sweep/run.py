@@ -95,9 +95,8 @@ def run_sweep(
                     journal.add(records)
                 rows.update((record.key, record.row) for record in records)
                 progress(len(records))
-        name = base.name if isinstance(base, Scenario) else _name(base)
         swept = Swept(
-            name=name, keys=grid.keys, varied=grid.varied, simulated=len(asked),
+            name=_name(base, grid), keys=grid.keys, varied=grid.varied, simulated=len(asked),
             rows=tuple(
                 settings | _whole(row or rows[key], tokens) for settings, key, row in places
             ),
@@ -165,7 +164,12 @@ def grid_of(
     return Grid((*axes, *(axis(key, values) for key, values in over.items())))
 
 
-def _name(base: str | Path) -> str:
+def _name(base: str | Path | Scenario, grid: Grid) -> str:
+    """Return what a sweep is called: as its base, or as all its points are."""
+    if "name" in grid.keys and "name" not in grid.varied:
+        return str(next(iter(grid))["name"])
+    if isinstance(base, Scenario):
+        return base.name
     table, path = read_table(base)
     return str(table.get("name", path.stem))
 

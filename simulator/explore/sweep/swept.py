@@ -59,15 +59,20 @@ class Swept:
         }
 
     def __str__(self) -> str:
+        lines = [self.headline]
+        if self.ran:
+            lines += ["", *self._table()]
+        return "\n".join([*lines, *self.reasons])
+
+    @property
+    def headline(self) -> str:
+        """How many points came to what."""
         counts = [f"{self.count(OK)} simulated"]
         for status, word in ((REFUSED, "refused"), (FAILED, "failed")):
             counts += [f"{self.count(status)} {word}"] if self.count(status) else []
         small = sum(not row["fits"] for row in self.ran)
         counts += [f"{small} do not fit in memory"] if small else []
-        lines = [f"{self.name}: {len(self.rows)} points, {', '.join(counts)}"]
-        if self.ran:
-            lines += ["", *self._table()]
-        return "\n".join([*lines, *self._reasons()])
+        return f"{self.name}: {len(self.rows)} points, {', '.join(counts)}"
 
     def _table(self) -> list[str]:
         """Return the rows that ran, the fastest of them where there are many."""
@@ -96,8 +101,9 @@ class Swept:
         ]  # fmt: skip
         return [table(rows), *note]
 
-    def _reasons(self) -> list[str]:
-        """Return why rows have no numbers, each reason once, the most frequent first."""
+    @property
+    def reasons(self) -> list[str]:
+        """Why rows have no numbers, each reason once, the most frequent first."""
         found: dict[str, list[Row]] = {}
         for row in self.rows:
             if row["status"] != OK:
