@@ -60,6 +60,10 @@ def sweep(
     if figures and DEVICES not in lists:
         raise DescriptionError("--plot scaling draws over devices; give --devices 1,2,4,...,64")
     grid = grid_of(lists, _once(parse_values(text, "--zip") for text in together), rows)
+    if figures:
+        from simulator.explore.sweep.scaling_plot import check_lines
+
+        check_lines(len(grid) // len(lists[DEVICES]))
     try:
         with _bar(len(grid)) as progress:
             swept = run_sweep(

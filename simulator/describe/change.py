@@ -47,16 +47,15 @@ def changed_part(part: T, name: str, settings: Mapping[str, object]) -> T:
 def _tree(settings: Mapping[str, object]) -> dict[str, Any]:
     """Return values by dotted key as nested tables with leaves."""
     tree: dict[str, Any] = {}
-    for key, value in settings.items():
+    for key in sorted(settings, key=lambda key: key.count(".")):  # a whole before its parts
         *path, last = key.split(".")
         inner = tree
         for name in path:
-            inner = inner.setdefault(name, {})
-            if not isinstance(inner, dict):
-                raise DescriptionError(f"{key!r} changes a part of what another key sets whole")
-        if isinstance(inner.get(last), dict):
-            raise DescriptionError(f"{key!r} sets whole what another key changes a part of")
-        inner[last] = _Leaf(value)
+            branch = inner.setdefault(name, {})
+            if isinstance(branch, _Leaf):  # a node by its name, and a part of it changed
+                inner[name] = branch = {"from": branch}
+            inner = branch
+        inner[last] = _Leaf(settings[key])
     return tree
 
 
@@ -80,7 +79,7 @@ def _changed(old: Any, tree: Mapping[str, Any], where: str, **parts: Any) -> Any
         part = getattr(old, name)
         if isinstance(branch, _Leaf):
             values[name] = builder.value(known[name], branch.value, here, where)
-        elif dataclasses.is_dataclass(part):
+        elif dataclasses.is_dataclass(part) and "from" not in branch:
             values[name] = _changed(part, branch, here)
         elif isinstance(part, dict):
             table = {**part, **_table(branch)}

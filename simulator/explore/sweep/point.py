@@ -130,8 +130,9 @@ def _of_scenario(base: Scenario, settings: Settings) -> Scenario:
 
 
 def _own(settings: Settings) -> Settings:
-    """Return the settings that are a scenario's."""
-    return {key: value for key, value in settings.items() if key not in (DEVICES, SAMPLES)}
+    """Return the settings that are a scenario's, those of a whole before those of its parts."""
+    keys = [key for key in settings if key not in (DEVICES, SAMPLES)]
+    return {key: settings[key] for key in sorted(keys, key=lambda key: key.count("."))}
 
 
 def _reshapes(settings: Settings) -> bool:

@@ -89,7 +89,7 @@ def run_sweep(
                     continue
                 yield key, found.scenario
 
-        for where in (simulate_all(tasks(), workers, scheduler), alone(iter(mine))):
+        for where in (simulate_all(tasks(), len(grid), workers, scheduler), alone(iter(mine))):
             for records in where:
                 if journal is not None:
                     journal.add(records)

@@ -46,20 +46,16 @@ class Curve:
         return [value / each[0] for value in each]
 
     @property
-    def overtaken(self) -> float | None:
-        """Devices at which exposed communication takes as long as work; None where it never does.
+    def overtaken(self) -> tuple[int, int] | None:
+        """Devices between which exposed communication comes to take as long as work.
 
-        Between two rows the ratio is taken to follow a straight line of logarithms.
+        The fewest twice where it does from the start, None where it never does.
         """
-        last: tuple[float, float] | None = None
+        before = None
         for row in self.rows:
-            now = math.log(row["ranks"]), _log_ratio(row)
-            if now[1] >= 0:
-                if last is None or last[1] == -math.inf:
-                    return float(row["ranks"])
-                share = -last[1] / (now[1] - last[1])
-                return math.exp(last[0] + share * (now[0] - last[0]))
-            last = now
+            if ratio(row) >= 1:
+                return (row["ranks"] if before is None else before), row["ranks"]
+            before = row["ranks"]
         return None
 
 
@@ -67,11 +63,6 @@ def ratio(row: Row) -> float:
     """Return exposed communication over work."""
     work = float(row["work_fraction"])
     return float(row["exposed_communication_fraction"]) / work if work else math.inf
-
-
-def _log_ratio(row: Row) -> float:
-    value = ratio(row)
-    return math.log(value) if value else -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +219,7 @@ def _curve_lines(curve: Curve) -> Iterator[str]:
     yield (
         f"exposed communication stays below work up to {curve.rows[-1]['ranks']:,} devices"
         if at is None
-        else f"exposed communication overtakes work at about {at:,.0f} devices"
+        else f"exposed communication overtakes work {between(at)}"
     )
     for devices, reason in curve.left_out:
         yield f"{devices:,} devices left out: {reason}"
@@ -249,6 +240,12 @@ def _accumulation(s: Scaling) -> Iterator[str]:
             f"times as much: {slower:,.4g} times as long as {many['ranks']:,} for the same step, "
             f"at {cheaper:.0%} of the device-hours"
         )
+
+
+def between(devices: tuple[int, int]) -> str:
+    """Return where something happens, in words."""
+    low, high = devices
+    return f"from {low:,} devices on" if low == high else f"between {low:,} and {high:,} devices"
 
 
 def days(seconds: float) -> str:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 from simulator.errors import DescriptionError
 from simulator.explore.sweep.point import FIXED
-from simulator.explore.sweep.scaling import Curve, Scaling, ratio
+from simulator.explore.sweep.scaling import Curve, Scaling, between, ratio
 from simulator.report import palette
 from simulator.report.palette import FAINT, INK, SERIES, text_width
 
@@ -66,6 +66,19 @@ def scaling_figure(s: Scaling, path: str | Path | None = None) -> Figure:
     return palette.save(figure, path)
 
 
+def check_lines(lines: int) -> None:
+    """Check before the work that the lines of a figure can be told apart.
+
+    Raises:
+        DescriptionError: when they are too many.
+    """
+    if lines > MOST_LINES:
+        raise DescriptionError(
+            f"the figure scaling would hold {lines} lines; list fewer values, so that there are at "
+            f"most {MOST_LINES}"
+        )
+
+
 def _check(s: Scaling) -> None:
     if len(s.curves) > MOST_LINES or len(s.groups) > len(SERIES) or len(s.regimes) > len(DASHES):
         raise DescriptionError(
@@ -83,9 +96,9 @@ def _notes(s: Scaling) -> list[str]:
     if _accumulated(s):
         notes.append("microbatches: what each device accumulates where the global batch is fixed")
     found = [(c, c.overtaken) for c in s.curves]
-    crossed = [f"{at:,.0f} ({_label(s, c)})" for c, at in found if at is not None]
+    crossed = [f"{between(at)} ({_label(s, c)})" for c, at in found if at is not None]
     if crossed:
-        notes.append(f"communication takes longer than work from {', '.join(crossed)} devices on")
+        notes.append(f"communication overtakes work {', '.join(crossed)}")
     else:
         notes.append("communication that computing does not hide stays below work everywhere")
     return notes
@@ -161,7 +174,9 @@ def _value_axis(ax: Axes, scale: str) -> None:
         ax.set_ylim(max(0.0, 10 * math.floor(low / 10) - 10), max(103.0, high))
         return
     few = high / low < 30
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0) if few else (1.0,)))
+    ax.yaxis.set_major_locator(
+        LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0) if few else (1.0,))
+    )
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     ax.yaxis.set_minor_locator(NullLocator())
 
@@ -185,6 +200,8 @@ def _ideal(ax: Axes, s: Scaling, name: str, values: Callable[[Curve], Values]) -
     elif name.startswith("efficiency"):
         ax.axhline(100, **thin)
     elif name.startswith("exposed"):
+        low, high = ax.get_ylim()
+        ax.set_ylim(low, max(3.0, high))
         ax.axhline(1, **thin)
         ax.text(0.01, 1, "as long as work", size=LABEL, color=FAINT, va="bottom",
                 transform=ax.get_yaxis_transform())  # fmt: skip
@@ -230,7 +247,7 @@ def _marks(axes: Sequence[Axes], s: Scaling) -> None:
         if size is not None:
             ax.axvline(size, color=INK, lw=0.8, ls=":", zorder=1)
             if not k:
-                both = (("one node ", "right"), (" network between nodes", "left"))
+                both = (("links of one node ", "right"), (" network between nodes", "left"))
                 for text, side in both:
                     ax.text(size, 0.97, text, ha=side, va="top", size=LABEL,
                             transform=ax.get_xaxis_transform())  # fmt: skip

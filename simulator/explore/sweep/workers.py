@@ -7,7 +7,6 @@ that kills a worker on its own becomes a row that says so, and all others arrive
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -36,20 +35,24 @@ AHEAD = 2
 """Chunks that a worker has at a time: one in hand, the others waiting."""
 
 ALONE_S = 1.0
-"""Seconds that this process simulates before it starts others: they take as long to start."""
+"""Seconds that this process simulates at least before it starts others."""
+
+PAYS_S = 4.0
+"""Seconds of work left from which others pay: they take a second or two to start."""
 
 DIED = "the process that simulated it died (out of memory?)"
 
 
 def simulate_all(
-    tasks: Iterator[Task], workers: int | None, scheduler: str | None
+    tasks: Iterator[Task], count: int, workers: int | None, scheduler: str | None
 ) -> Iterator[list[Record]]:
     """Simulate scenarios and yield their rows, some at a time, in whatever order they are done.
 
     Args:
         tasks: what to simulate; more of them are asked for when workers have room.
+        count: how many they are at most.
         workers: processes of this machine; as many as it has processors when absent, and none but
-            this one for what is done in a second.
+            this one where that is quicker.
         scheduler: address of a Dask scheduler, whose workers simulate instead.
 
     Raises:
@@ -57,7 +60,7 @@ def simulate_all(
         TrainsimError: when a worker has another version, or the cluster has gone.
     """
     if scheduler is None and workers is None:
-        yield from alone(tasks, ALONE_S)
+        yield from alone(tasks, count)
         first = next(tasks, None)
         if first is None:
             return
@@ -74,17 +77,25 @@ def simulate_all(
         pool.close(now=not done)
 
 
-def alone(tasks: Iterator[Task], seconds: float = math.inf) -> Iterator[list[Record]]:
-    """Simulate in this process, for some seconds; yield rows a chunk at a time."""
+def alone(tasks: Iterator[Task], count: int | None = None) -> Iterator[list[Record]]:
+    """Simulate in this process; yield rows a chunk at a time.
+
+    Args:
+        tasks: what to simulate; what is left is not taken.
+        count: how many they may be, where it is to end once others would be done sooner.
+    """
     begin = since = time.perf_counter()
-    batch: list[Record] = []
+    done, batch = 0, list[Record]()
     for task in tasks:
         batch.append(measure(*task))
         now = time.perf_counter()
-        if now - since > CHUNK_S:
-            yield batch
-            batch, since = [], now
-        if now - begin > seconds:
+        if now - since <= CHUNK_S:
+            continue
+        yield batch
+        done += len(batch)
+        left = 0.0 if count is None else (count - done) * (now - since) / len(batch)
+        batch, since = [], now
+        if now - begin > ALONE_S and left > PAYS_S:
             break
     if batch:
         yield batch
