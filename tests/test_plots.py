@@ -317,10 +317,9 @@ def test_a_figure_says_which_schedule_it_shows():
 
 
 def test_actions_whose_kernels_take_turns_have_half_a_row_each():
-    s = simulator.load("llama-2-7b-pp8", {"plan.schedule": "DualPipe", "plan.chunks": 2})
-    result = simulator.simulate(s)
-    ranks = np.arange(8)
-    cells = pipeline_cells(result, ranks, *result.window)
+    pairs = {"plan.schedule": "DualPipe", "plan.chunks": 2, "run.global_batch_size": 32}
+    result = simulator.simulate(simulator.load("llama-3-8b-3d", pairs))
+    cells = pipeline_cells(result, result.stage_ranks, *result.window)
     place = at_once(cells)
     assert set(place[cells.action == ACTION_CODE["F"]].tolist()) == {0, 1}
     assert set(place[cells.action == ACTION_CODE["B"]].tolist()) == {0, 2}
