@@ -50,8 +50,8 @@ def measure(key: str, scenario: Scenario) -> Record:
     """Simulate one scenario; whatever goes wrong becomes its row."""
     try:
         return Record(key, _row(scenario))
-    except DescriptionError as error:
-        return Record(key, {"status": REFUSED, "reason": one_line(error)})
+    except DescriptionError as error:  # perhaps too large for the memory of this machine only
+        return Record(key, {"status": REFUSED, "reason": one_line(error)}, is_final=False)
     except TrainsimError as error:
         return Record(key, {"status": FAILED, "reason": one_line(error)})
     except MemoryError:

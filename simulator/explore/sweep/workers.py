@@ -7,6 +7,7 @@ that kills a worker on its own becomes a row that says so, and all others arrive
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ AHEAD = 2
 ALONE_S = 1.0
 """Seconds that this process simulates at least before it starts others."""
 
-PAYS_S = 4.0
+PAYS_S = 6.0
 """Seconds of work left from which others pay: they take a second or two to start."""
 
 DIED = "the process that simulated it died (out of memory?)"
@@ -84,19 +85,23 @@ def alone(tasks: Iterator[Task], count: int | None = None) -> Iterator[list[Reco
         tasks: what to simulate; what is left is not taken.
         count: how many they may be, where it is to end once others would be done sooner.
     """
-    begin = since = time.perf_counter()
-    done, batch = 0, list[Record]()
+    begin = since = last = time.perf_counter()
+    batch: list[Record] = []
+    times: list[float] = []
     for task in tasks:
         batch.append(measure(*task))
         now = time.perf_counter()
+        times.append(now - last)
+        last = now
         if now - since <= CHUNK_S:
             continue
         yield batch
-        done += len(batch)
-        left = 0.0 if count is None else (count - done) * (now - since) / len(batch)
         batch, since = [], now
-        if now - begin > ALONE_S and left > PAYS_S:
-            break
+        # The median, for the first ones load and compile what all others use.
+        if count is not None and now - begin > ALONE_S:
+            left = (count - len(times)) * statistics.median(times)
+            if left > PAYS_S:
+                break
     if batch:
         yield batch
 
