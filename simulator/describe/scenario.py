@@ -12,6 +12,7 @@ from simulator.describe.cost import Cost
 from simulator.describe.experts import expert_problems
 from simulator.describe.fields import validate
 from simulator.describe.halves import schedule_contradictions
+from simulator.describe.jitter import Jitter, jitter_problems
 from simulator.describe.kinds import device_problems, mixture_problems
 from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
@@ -42,6 +43,9 @@ class Scenario:
     """What happens over days of it; `trainsim operate` reads it."""
     cost: Cost | None = None
     """Power and prices, where energy and money are asked for."""
+    jitter: Jitter | None = None
+    """What makes steps differ; `trainsim run` samples it beside the step that nothing disturbs,
+    which is what all else reads."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -152,6 +156,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
         )
     yield from device_problems(s)
     yield from mixture_problems(s)
+    yield from jitter_problems(s)
 
 
 def _attention(model: Model, s: Scenario) -> Iterator[str]:

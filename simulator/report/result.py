@@ -77,11 +77,7 @@ class Result:
     def rank_step_ends(self) -> Int64:
         """(steps, ranks of a tile, columns): when each rank's last op of each step ended."""
         p, (_, end) = self.tiled, self.times.columns
-        previous, step = p.stream_previous, p.step
-        last = np.ones(len(step), bool)  # rows that no row of the same step follows in its stream
-        follows = np.flatnonzero(previous != NONE)
-        last[previous[follows][step[previous[follows]] == step[follows]]] = False
-        rows = np.flatnonzero(last)
+        rows, step = p.last_of_steps, p.step
         ends = np.zeros((int(step.max(initial=0)) + 1, len(p.tile_ranks), end.shape[1]), np.int64)
         np.maximum.at(ends, (step[rows], p.rank[rows]), end[rows])
         return ends
