@@ -81,8 +81,8 @@ class _Run:
         if self.pauses is None or self.pauses[0][op] == NONE:
             return self.ticks[op]
         phase, period, duration = self.pauses
-        until: int = resumed(self.env.now, self.ticks[op], period, duration, int(phase[op]))
-        return until - int(self.env.now)
+        now = int(self.env.now)
+        return resumed(now, self.ticks[op], period, duration, int(phase[op])) - now
 
     def flow(self, joint: int) -> Process:
         """A flow that shares links: its members meet, it waits its latency, its bytes move."""

@@ -8,7 +8,7 @@ taking samples in batches of any size gives the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,46 +41,52 @@ class Draws(NamedTuple):
     """(samples, ranks): tick from 0 to the period at which interference begins."""
 
 
-def drawn(program: Program, jitter: Jitter, batches: Iterable[int]) -> Iterator[Draws]:
+def drawn(program: Program, jitter: Jitter, batches: Sequence[int]) -> Iterator[Draws]:
     """Yield what is drawn for so many samples after another."""
-    ranks = range(program.num_ranks)
-    streams = {
-        kind: [np.random.default_rng([jitter.seed, rank, kind]) for rank in ranks]
-        for kind, wanted in (
-            (OPS, jitter.op_cv),
-            (FLOWS, jitter.flow_cv),
-            (GPUS, jitter.random_slow_gpus),
-            (LINKS, jitter.random_slow_links),
-            (PHASES, jitter.interference),
-        )
-        if wanted
-    }
+
+    def streams(kind: int, wanted: object) -> list[np.random.Generator]:
+        ranks = range(program.num_ranks) if wanted else ()
+        return [np.random.default_rng([jitter.seed, rank, kind]) for rank in ranks]
+
+    def each(kind: int, wanted: object) -> Float64:
+        """Return (samples, ranks) numbers from 0 to 1, or (samples, 0)."""
+        every = [rng.random(sum(batches)) for rng in streams(kind, wanted)]
+        return np.array(every).reshape(len(every), sum(batches)).T
+
+    gpus, links = jitter.random_slow_gpus, jitter.random_slow_links
+    slow_gpu = each(GPUS, gpus) < (gpus.share if gpus else 0)
+    slow_link = each(LINKS, links) < (links.share if links else 0)
+    period = to_ticks(jitter.interference.period) if jitter.interference else 0
+    phase = (each(PHASES, jitter.interference) * period).astype(np.int64)
+    of_ops, of_flows = streams(OPS, jitter.op_cv), streams(FLOWS, jitter.flow_cv)
     work, flows = np.flatnonzero(~program.is_flow), np.flatnonzero(program.is_flow)
-    period = to_ticks(jitter.interference.period) if jitter.interference else 1
+    first = 0
     for n in batches:
+        some = slice(first, first + n)
+        first += n
+        noise = _normal(program, flows, n, of_flows, jitter.flow_cv)
         yield Draws(
             n,
-            _normal(program, work, n, streams.get(OPS), jitter.op_cv),
-            _of_first_members(program, _normal(program, flows, n, streams.get(FLOWS),
-                                               jitter.flow_cv)),
-            _slow(streams.get(GPUS), n, jitter.random_slow_gpus),
-            _slow(streams.get(LINKS), n, jitter.random_slow_links),
-            _each(streams.get(PHASES), lambda rng: rng.integers(0, period, n), n, np.int64),
-        )  # fmt: skip
+            _normal(program, work, n, of_ops, jitter.op_cv),
+            _of_first_members(program, noise),
+            slow_gpu[some],
+            slow_link[some],
+            phase[some],
+        )
 
 
 def _normal(
     program: Program,
     rows: Int64,
     samples: int,
-    streams: Sequence[np.random.Generator] | None,
+    streams: Sequence[np.random.Generator],
     cv: float,
 ) -> Float64:
     """Return (rows, samples, tiles) log-normal numbers of mean 1 and a coefficient of variation.
 
     A rank draws for all its rows of a sample, in order, then for the next sample.
     """
-    if streams is None:
+    if not streams:
         return np.zeros((0, samples, program.num_tiles))
     out = np.empty((len(rows), samples, program.num_tiles))
     variance = math.log1p(cv * cv)  # of the logarithm
@@ -109,23 +115,6 @@ def _of_first_members(program: Program, factor: Float64) -> Float64:
         here = partition == p
         out[here] = factor[first[here]][:, :, index[inverse.reshape(-1)]]
     return out
-
-
-def _each(streams, draw, samples, dtype):  # type: ignore[no-untyped-def]
-    """Return (samples, ranks): what each rank's stream draws; nothing without streams."""
-    if streams is None:
-        return np.zeros((samples, 0), dtype)
-    return np.stack([draw(rng) for rng in streams], axis=1)
-
-
-def _slow(
-    streams: Sequence[np.random.Generator] | None, samples: int, random: RandomSlow | None
-) -> npt.NDArray[np.bool_]:
-    share = random.share if random else 0.0
-    mask: npt.NDArray[np.bool_] = _each(
-        streams, lambda rng: rng.random(samples) < share, samples, np.bool_
-    )
-    return mask
 
 
 def disturbed(program: Program, base: Int64, jitter: Jitter, draws: Draws) -> Int64:

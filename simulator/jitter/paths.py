@@ -56,7 +56,7 @@ class Paths:
         shape = program.tile_ranks.shape
         self.on_path, self.delay = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.slack, self.critical = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        self.by_kind = np.zeros((2, len(CATEGORIES)), np.int64)
+        self.path_kind, self.delay_kind = (np.zeros(len(CATEGORIES), np.int64) for _ in range(2))
         self.window = np.zeros((samples, 2), np.int64)
         self.most, self.op = (np.full((samples, n), NONE, np.int64) for n in (4, 2))
         self.last = np.full((samples, 2), NONE, np.int64)
@@ -98,8 +98,8 @@ class Paths:
         longer = last - first - self.base[rows, self.column[on] if self.base.shape[1] > 1 else 0]
         places, kinds = p.rank[rows], self.kind[rows]
         np.add.at(self.on_path, (places, on), ticks)
-        np.add.at(self.by_kind, (0, kinds), ticks)
-        np.add.at(self.by_kind, (1, kinds), longer)
+        np.add.at(self.path_kind, kinds, ticks)
+        np.add.at(self.delay_kind, kinds, longer)
         by_rank = np.zeros_like(self.delay)
         np.add.at(by_rank, (places, on), longer)
         self.delay += by_rank
@@ -141,7 +141,7 @@ class Paths:
     def done(self) -> Delays:
         """Return what all samples show."""
         return Delays(
-            self.window, self.on_path, self.by_kind[0], self.delay, self.by_kind[1], self.most,
+            self.window, self.on_path, self.path_kind, self.delay, self.delay_kind, self.most,
             self.op, self.last, self.slack, self.critical,
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from simulator.describe.jitter import Jitter
 from simulator.jitter.paths import Delays
-from simulator.program import NONE, Int64
+from simulator.program import NONE, Int32, Int64
 from simulator.report.breakdown import CATEGORIES
 from simulator.report.result import Result
 from simulator.units import TICKS_PER_SECOND
@@ -171,7 +171,7 @@ class Jittered:
     def _place_of_last(self) -> Int64:
         return self.result.tiled.rank[self.delays.last[:, 0]].astype(np.int64)
 
-    def _shares(self, codes: Int64) -> dict[int, float]:
+    def _shares(self, codes: Int64 | Int32) -> dict[int, float]:
         """Return the share of samples of each code but NONE."""
         count = Counter(codes.tolist())
         return {code: n / len(codes) for code, n in count.items() if code != NONE}

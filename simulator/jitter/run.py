@@ -21,7 +21,7 @@ from simulator.program import Int64, Program
 from simulator.report.result import Result
 from simulator.traffic import Traffic
 
-CELLS = 10_000_000
+CELLS = 20_000_000
 """Ops of all samples that run side by side, each of 40 bytes."""
 
 
@@ -64,10 +64,10 @@ def study(
     steps: dict[str, list[Int64]] = {name: [] for name in replays}
     sizes = [min(batch, jitter.samples - first) for first in range(0, jitter.samples, batch)]
     for draws in drawn(program, jitter, sizes):
-        sample = _Batch(program, base, traffic, draws, engine)
-        paths.add(*sample.times(jitter), draws.samples)
-        for name, without in replays.items():
-            begin, finish = step_windows(program, sample.times(without)[1], draws.samples)
+        batch_of = _Batch(program, base, traffic, draws, engine)
+        paths.add(*batch_of.times(jitter), draws.samples)
+        for name, replayed in replays.items():
+            begin, finish = step_windows(program, batch_of.times(replayed)[1], draws.samples)
             steps[name].append(finish - begin)
     without = {name: np.concatenate(ticks) for name, ticks in steps.items()}
     return Jittered(result, jitter, paths.done(), without)

@@ -60,7 +60,7 @@ def one_pass(  # type: ignore[no-untyped-def]  # compiled
                 for c in range(columns):
                     if phase[r, c] >= 0 and end[i, c] > start[i, c]:
                         since = start[i, c] - phase[r, c]
-                        into = since % period
-                        w = since // period * (period - pause) + max(0, into - pause)
+                        cycle = since // period
+                        w = cycle * (period - pause) + max(0, since - cycle * period - pause)
                         w += ticks[i, c * stride]
                         end[i, c] = phase[r, c] + w + ((w - 1) // (period - pause) + 1) * pause

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def resumed(start, ticks, period, duration, phase):  # type: ignore[no-untyped-def]
+def resumed(start: int, ticks: int, period: int, duration: int, phase: int) -> int:
     """Return when work of some ticks ends that stands still `duration` ticks in each `period`.
 
     Pauses begin at `phase`, a period before it, a period after it and so on. Work that ends as a
