@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import simulator as sim
 from simulator.describe.model import Model
 from simulator.describe.scenario import Scenario
-from simulator.errors import DescriptionError
+from simulator.errors import DeadlockError, DescriptionError
 from simulator.hardware import price
 from simulator.lower import lower
 from simulator.program import ACTION_CODE, Flow
@@ -168,3 +168,43 @@ def test_what_has_no_effect_is_refused(
 ) -> None:
     with pytest.raises(DescriptionError, match=words):
         scenario_of(plan=plan)
+
+
+# Stage 1 of 2 computes F0 (2 s) while stage 0 sends F1's output: it gets there at once when eager.
+def test_an_eager_message_does_not_wait_for_its_receiver(
+    scenario_of: ScenarioOf, gpt: Model
+) -> None:
+    plan: dict[str, Any] = {"pp": 2, "schedule": "GPipe", "p2p_overlap": False}
+    few = {"num_steps": 1}
+
+    def ends(protocol: str) -> tuple[int, int, int]:
+        """Return when stage 0 has sent F1, and when stage 1 begins and ends F0."""
+        s = scenario_of(model=alike(gpt), plan=plan | {"p2p_protocol": protocol}, run=few, batch=4)
+        p, start, end = spans(s)
+        sent = (p.action == ACTION_CODE["SEND_F"]) & (p.microbatch == 1)
+        first = (p.action == ACTION_CODE["F"]) & (p.microbatch == 0) & (p.rank == 1)
+        return int(end[sent].max()), int(start[first].min()), int(end[first].max())
+
+    sent, _, computed = ends("rendezvous")
+    assert sent > computed
+    sent, begins, computed = ends("eager")
+    assert begins < sent < computed
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("LoopedBFS", 2), ("ZB-H2", 1), ("ZBVZeroBubble", 2), ("DualPipe", 2)]
+)
+def test_eager_messages_free_schedules_that_deadlock_when_both_sides_must_meet(
+    scenario_of: ScenarioOf, gpt: Model, schedule: str, chunks: int
+) -> None:
+    plan = {"pp": 4, "schedule": schedule, "chunks": chunks, "p2p_overlap": False}
+    with pytest.raises(DeadlockError, match='p2p_protocol = "eager"'):
+        sim.simulate(scenario_of(model=alike(gpt), plan=plan, batch=8))
+    freed = scenario_of(model=alike(gpt), plan=plan | {"p2p_protocol": "eager"}, batch=8)
+    compiled, reference = (sim.simulate(freed, engine=e) for e in ("compiled", "reference"))
+    assert np.array_equal(compiled.timeline.end, reference.timeline.end)
+
+
+def test_a_protocol_without_effect_is_refused(scenario_of: ScenarioOf, gpt: Model) -> None:
+    with pytest.raises(DescriptionError, match="'eager' has no effect with p2p_overlap true"):
+        scenario_of(model=gpt, plan={"pp": 2, "p2p_protocol": "eager"}, batch=8)

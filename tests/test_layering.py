@@ -28,19 +28,18 @@ LAYERS = (
     ("explore",),
     ("operate",),
     ("validate",),
-    ("cli_import",),
     ("cli",),
     ("__init__", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 DOORS = {
-    "click": {"cli.py", "cli_import.py"},
+    "click": {f"cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py")},
     "numba": {"kernels/jit.py"},
     "networkx": {"hardware/fabric.py"},
     "matplotlib": {
         "report/plots.py", "report/memory_plot.py", "report/network_plots.py", "report/palette.py",
-        "validate/scatter.py", "operate/plot.py",
+        "validate/scatter.py", "operate/plot.py", "explore/schedules_plot.py",
     },
     "pandas": {"report/result.py"},
     "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},

@@ -211,6 +211,10 @@ class Plan:
     """Whether stages compute on while they send and receive, receives posted ahead; else a rank
     waits for what it sends and for what it needs next before it computes again (Megatron-LM without
     ``--overlap-p2p-communication``)."""
+    p2p_protocol: Literal["rendezvous", "eager"] = "rendezvous"
+    """Without `p2p_overlap`, when a message moves: once both sides have posted it (`rendezvous`:
+    NCCL), or once its sender has, into a buffer of the receiver, which has not got there yet
+    (`eager`: MPI's and UCX's for small ones). The buffers are not counted."""
     scatter_gather: bool = False
     """Whether each of the tp ranks of a stage sends a part of what all of them hold, and the next
     stage's gather the parts (Narayanan et al., 2021, section 4.1); with sequence parallelism each
@@ -283,6 +287,11 @@ class Plan:
             if getattr(self, axis) == 1 and getattr(self, name) != off:
                 value = getattr(self, name)
                 problems.append(f"Plan.{name}: {value!r} has no effect with {axis} 1")
+        if self.p2p_protocol != "rendezvous" and self.p2p_overlap:
+            problems.append(
+                f"Plan.p2p_protocol: {self.p2p_protocol!r} has no effect with p2p_overlap true, "
+                "where receives are posted ahead; set p2p_overlap = false"
+            )
         if self.scatter_gather and self.sequence_parallel:
             problems.append(
                 "Plan.scatter_gather: with sequence_parallel each rank sends its own part anyhow; "

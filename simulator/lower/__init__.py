@@ -72,7 +72,8 @@ def lower(s: Scenario) -> Program:
     if s.plan.offload_activations:
         more.append(offload.waits(steps))
     if not s.plan.p2p_overlap:
-        more.append(blocking.messages(steps, in_one_go=_goes_round(grid)))
+        eager = s.plan.p2p_protocol == "eager"
+        more.append(blocking.messages(steps, in_one_go=_goes_round(grid), eager=eager))
     if not s.plan.grad_overlap:
         more.append(blocking.gradients(steps))
     several = any(len(stages) > 1 for stages in found.stages)
@@ -93,7 +94,8 @@ def lower(s: Scenario) -> Program:
 
 BLOCKED = (
     "with plan.p2p_overlap = false a rank computes on when all that it sends has been received, "
-    "and receives when it has computed; plan.p2p_overlap = true posts receives ahead"
+    "and receives when it has computed; plan.p2p_overlap = true posts receives ahead, and "
+    'plan.p2p_protocol = "eager" sends to ranks that have not got there'
 )
 
 
@@ -172,7 +174,7 @@ def lower_schedule(
     if pair is not None:
         replica, costs = pair_takes(replica, grid, costs, pair)
     if not p2p_overlap:
-        waits = blocking.messages(replica, in_one_go=_goes_round(grid))
+        waits = blocking.messages(replica, in_one_go=_goes_round(grid), eager=False)
         replica = replace(replica, more=np.concatenate([replica.more, waits]))
     mesh = Mesh.of(Plan(pp=len(actions)))
     return check(replicate(replica, mesh, tuple(costs), np.zeros(len(actions))))

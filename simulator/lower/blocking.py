@@ -28,14 +28,15 @@ def gradients(t: Template) -> Int32:
     return found
 
 
-def messages(t: Template, *, in_one_go: bool) -> Int32:
+def messages(t: Template, *, in_one_go: bool, eager: bool) -> Int32:
     """Return (pairs, 2): an op of a pipeline replica, and what it waits for because of blocking.
 
     A rank computes, then posts the sends of what it has computed and the receives of what it needs
     next, all at once, and computes again when all of them have ended: Megatron-LM's communication
     without ``--overlap-p2p-communication`` (megatron/core/pipeline_parallel/schedules.py). A pair
     of actions is computed in one go. So are, with `in_one_go`, a forward and the backward after it,
-    as there with several chunks, but where a rank computes all its forwards first.
+    as there with several chunks, but where a rank computes all its forwards first. With `eager`
+    a receive is no reason for its sender to wait: it is posted from the beginning.
     """
     order = np.argsort(t.rank, kind="stable")
     rank, stream, action = t.rank[order], t.stream[order], t.action[order]
@@ -50,9 +51,10 @@ def messages(t: Template, *, in_one_go: bool) -> Int32:
     inside = (at > 0) & (at < len(works)) & (unit[np.maximum(at - 1, 0)] == behind)
     behind = behind + (inside & np.isin(action[sent], SENDS))  # a send: when all is computed
     nothing = np.array([NONE])
+    posted = np.isin(action[sent], SENDS) | (not eager)  # when what is before it is computed
     pairs: Int64 = np.concatenate([
         np.stack([np.append(first, nothing)[behind], sent], axis=1),
-        np.stack([sent, np.append(nothing, last)[behind]], axis=1),
+        np.stack([sent, np.append(nothing, last)[behind]], axis=1)[posted],
     ])  # fmt: skip
     pairs = pairs[(pairs != NONE).all(axis=1)]
     pairs = pairs[rank[pairs[:, 0]] == rank[pairs[:, 1]]]

@@ -280,6 +280,8 @@ def assumptions(s: Scenario) -> list[str]:
             )
     if plan.pp > 1:
         out.append(P2P[plan.p2p_overlap])
+        if plan.p2p_protocol == "eager":
+            out.append("a message moves once it is sent, into a buffer that memory does not count")
     if plan.stage_cut != "uniform":
         out.append(
             f"stages of {', '.join(map(str, s.layers_per_stage))} layers: the cut whose largest "

@@ -1,0 +1,112 @@
+"""What verbs share: their scenario, their figures, where they write."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from simulator.errors import DescriptionError
+
+if TYPE_CHECKING:
+    from simulator.describe.scenario import Scenario
+
+T = TypeVar("T")
+
+OVER_CAPACITY = 3
+"""Exit code where the answer is no."""
+
+scenario_argument = click.argument("scenario", metavar="SCENARIO")
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE",
+    help="Override a value of the scenario, as plan.tp=4 (repeatable).",
+)  # fmt: skip
+
+
+def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the scenario argument and ``--set``."""
+    return scenario_argument(set_option(command))
+
+
+def progress(items: Sequence[T]) -> Iterator[T]:
+    """Go through items with a bar on a terminal's stderr, and without a word elsewhere."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    with click.progressbar(items, file=sys.stderr) as bar:
+        yield from bar
+
+
+def load(scenario: str, overrides: tuple[str, ...]) -> Scenario:
+    """Return a scenario with its overrides, its stages cut."""
+    from simulator.describe.loader import load as read
+    from simulator.describe.loader import set_all
+
+    loaded = read(scenario, set_all(overrides))
+    if loaded.plan.stage_cut == "uniform":
+        return loaded
+    from simulator.cuts import resolved
+
+    return resolved(loaded)
+
+
+def figure_of(text: str) -> tuple[str, Path]:
+    """Return the figure and the file of a ``--plot`` value, after checking both."""
+    from simulator.report.palette import check_path
+    from simulator.report.plots import FIGURES
+
+    name, equals, path = text.partition("=")
+    if not equals:
+        name, path = "pipeline", text
+    if name not in FIGURES:
+        known = ", ".join(FIGURES)
+        raise DescriptionError(f"--plot {text!r}: no figure {name!r}; there are {known}")
+    check_path(path)
+    return name, Path(path)
+
+
+def check_figures(names: list[str], loaded: Scenario) -> None:
+    """Check before the work that a scenario has what its figures show."""
+    if "links" in names and loaded.run.network != "fluid":
+        from simulator.report.network_plots import NOT_SHARED
+
+        raise DescriptionError(NOT_SHARED)
+
+
+def check_outputs(json_path: str | None, trace: str | None, figures: list[Path]) -> None:
+    """Check all outputs before the work; no two may be the same file."""
+    from simulator.files import check_writable
+
+    files = [p for p in (json_path, trace) if p not in (None, "-")]
+    if "" in files:
+        raise DescriptionError("--json and --trace need the name of a file")
+    if json_path and json_path != "-":
+        check_writable(Path(json_path))
+    if trace:
+        from simulator.report.trace import SUFFIXES
+
+        check_writable(Path(trace), SUFFIXES)
+    every = [os.path.realpath(p) for p in (json_path, trace, *figures) if p and p != "-"]
+    if len(set(every)) < len(every):
+        raise DescriptionError("two outputs have the same name; give each its own")
+
+
+def write_json(document: dict[str, Any], target: str) -> None:
+    """Write a document as JSON to a file, or to stdout for ``-``."""
+    import json
+
+    text = json.dumps(document, indent=2) + "\n"
+    if target == "-":
+        click.echo(text, nl=False)
+        return
+    from simulator.files import write_whole
+
+    write_whole(Path(target), lambda path: _write_text(path, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,56 @@
+"""``trainsim validate``: predictions beside measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from simulator.cli.options import OVER_CAPACITY, check_outputs, progress, write_json
+
+
+@click.group()
+def validate() -> None:
+    """Compare predictions with published measurements."""
+
+
+@validate.command("collectives")
+def validate_collectives() -> None:
+    """Print every measured collective beside its prediction, and the accuracy of each half."""
+    from simulator.report.collectives import cases, validation_text
+
+    click.echo(validation_text(cases()))
+
+
+@validate.command("published")
+@click.option("--source", "names", multiple=True, metavar="NAME",
+              help="Only this source (repeatable); all when absent.")  # fmt: skip
+@click.option("--json", "json_path", metavar="FILE", help="Write the rows as JSON; - for stdout.")
+@click.option("--figure", metavar="FILE", help="Draw predicted against measured.")
+@click.option("--max-error", type=click.FloatRange(min=0), metavar="PERCENT",
+              help="Exit with 3 when a source's mean |error| is above it.")  # fmt: skip
+def validate_published(
+    names: tuple[str, ...], json_path: str | None, figure: str | None, max_error: float | None
+) -> int:
+    """Re-run every published step time and memory, and print how far off each prediction is."""
+    if figure is not None:
+        from simulator.report.palette import check_path
+
+        check_path(figure)
+    check_outputs(json_path, None, [Path(figure)] if figure else [])
+    from simulator.validate.published import document, rerun
+    from simulator.validate.sources import named
+    from simulator.validate.text import published_text
+
+    reports = [rerun(source) for source in progress(named(names))]
+    if json_path:
+        write_json(document(reports), json_path)
+    if json_path != "-":
+        click.echo(published_text(reports))
+    if figure:
+        from simulator.validate.scatter import published_figure
+
+        published_figure(reports, figure)
+    found = [r.accuracy.mean for r in reports if r.accuracy]
+    beyond = max_error is not None and not all(100 * mean <= max_error for mean in found)
+    return OVER_CAPACITY if beyond else 0
