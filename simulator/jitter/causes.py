@@ -22,7 +22,9 @@ def causes(jitter: Jitter) -> dict[str, dict[str, Any]]:
             out[f"{what} of {_ranks(slow.ranks)}, x {slow.factor:.4g}"] = {field: rest}
         random: RandomSlow | None = getattr(jitter, f"random_{field}")
         if random is not None:
-            out[f"{random.share:.3%} of {what}s, x {random.factor:.4g}"] = {f"random_{field}": None}
+            out[f"{100 * random.share:.3g}% of {what}s, x {random.factor:.4g}"] = {
+                f"random_{field}": None
+            }
     if jitter.interference is not None:
         out[_interference(jitter.interference)] = {"interference": None}
     return out
@@ -30,7 +32,7 @@ def causes(jitter: Jitter) -> dict[str, dict[str, Any]]:
 
 def _interference(held: Interference) -> str:
     where = "" if held.ranks is None else f" on {_ranks(held.ranks)}"
-    return f"{format_seconds(held.duration)} every {format_seconds(held.period)}{where}"
+    return f"hosts hold {format_seconds(held.duration)} every {format_seconds(held.period)}{where}"
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

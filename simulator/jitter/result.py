@@ -167,6 +167,11 @@ class Jittered:
             for (row, tile), times in sorted(found.items(), key=lambda item: (-item[1], item[0]))
         ]
 
+    def __str__(self) -> str:
+        from simulator.jitter.text import jittered_text
+
+        return jittered_text(self)
+
     @property
     def _place_of_last(self) -> Int64:
         return self.result.tiled.rank[self.delays.last[:, 0]].astype(np.int64)
