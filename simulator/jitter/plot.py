@@ -56,7 +56,7 @@ def jitter_figure(j: Jittered, path: str | Path | None = None) -> Figure:
     with palette.style():
         figure, axes = palette.sheet(
             5.4, heights, titles=titles, handles=handles if names else handles[:-1],
-            labels=[*names, "samples 100"], right=1.3,
+            labels=[*names, "samples 100"], right=1.45,
         )  # fmt: skip
         _histogram(axes[0], j)
         if names:
@@ -113,5 +113,5 @@ def _gains(ax: Axes, j: Jittered) -> None:
 def _lower(figure: Figure, ax: Axes) -> None:
     """Make room for the name of the axis above."""
     box = ax.get_position()
-    down = 0.16 / figure.get_figheight()
+    down = 0.12 / figure.get_figheight()
     ax.set_position((box.x0, box.y0 - down, box.width, box.height))
