@@ -28,7 +28,7 @@ HELD = {"period": "10 ms", "duration": "1 ms"}
         ({"flow_cv": 4}, "flow_cv: 4.0 must be at most 3"),
         ({"samples": 0}, "samples: 0 must be at least 1"),
         ({"seed": -1}, "seed: -1 must be at least 0"),
-        ({"slow_gpus": [{"ranks": [3], "factor": 0.5}]}, "factor: 0.5 must be at least 1"),
+        ({"slow_gpus": [{"ranks": [3], "factor": 0.5}]}, "factor: 0.5 must be above 1"),
         ({"slow_gpus": [{"ranks": [3], "factor": 1}]}, "factor: 1.0 must be above 1"),
         ({"slow_gpus": [{"ranks": [], "factor": 2}]}, "the list is empty"),
         ({"slow_gpus": [{"ranks": [8], "factor": 2}]}, "there is no rank 8; ranks are 0 to 7"),
