@@ -18,7 +18,7 @@ from simulator.jitter.text import jittered_dict
 from simulator.report.result import Result
 
 EVERYTHING = Jitter(
-    op_cv=0.1, flow_cv=0.2, slow_gpus=(Slow(ranks=(1,), factor=1.5),),
+    op_cv=0.1, flow_cv=0.2, gpu_cv=0.05, slow_gpus=(Slow(ranks=(1,), factor=1.5),),
     random_slow_gpus=RandomSlow(share=0.3, factor=1.2),
     slow_links=(Slow(ranks=(0,), factor=2.0),),
     random_slow_links=RandomSlow(share=0.3, factor=1.3),
@@ -72,6 +72,17 @@ def test_noise_has_the_stated_mean_and_spread(barrier):
     steps = barrier(Jitter(op_cv=0.2, samples=4000), [10**9]).step_ticks / 1e9
     assert steps.mean() == pytest.approx(1.0, abs=4 * 0.2 / math.sqrt(4000))
     assert steps.std() == pytest.approx(0.2, rel=0.06)
+
+
+# Each rank has three ops: the greatest of n sums of three equal log-normals is 3 times that of n.
+def test_all_work_of_a_gpu_has_one_speed(op, program_of, scenario_of):
+    ops = [op(rank, 10**9) for rank in range(8) for _ in range(3)]
+    ops += [op(rank, 0, "dp", (3 * rank + 2,), "sum") for rank in range(8)]
+    program, times = program_of(ops)
+    s = replace(scenario_of(plan={"dp": 8}), jitter=Jitter(gpu_cv=0.1, samples=2000))
+    steps = study(Result(program, run(program, times), s)).step_ticks / 3e9
+    error = steps.std(ddof=1) / math.sqrt(len(steps))
+    assert abs(steps.mean() - expected_maximum(8, 0.1)) < 4 * error
 
 
 # Ranks work 10 and 7 us, and meet: rank 1 could be 3 us later, rank 0 not at all.
@@ -157,6 +168,7 @@ def test_some_rank_of_each_sample_is_critical(jittered):
 CAUSES = {
     "noise of work, cv 0.1": {"op_cv": 0.0},
     "noise of flows, cv 0.2": {"flow_cv": 0.0},
+    "spread of GPUs, cv 0.05": {"gpu_cv": 0.0},
     "GPU of rank 1, x 1.5": {"slow_gpus": ()},
     "30% of GPUs, x 1.2": {"random_slow_gpus": None},
     "link of rank 0, x 2": {"slow_links": ()},

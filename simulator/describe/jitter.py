@@ -86,6 +86,10 @@ class Jitter:
     are), log-normal with its time as the mean, independent of all others."""
     flow_cv: Spread = 0.0
     """Likewise of each message and collective, one draw for all its members."""
+    gpu_cv: Spread = 0.0
+    """Likewise of each rank: all its work takes one log-normal factor, drawn anew in each sample.
+    On like GPUs of a cluster the same benchmark varies by 8 % on average, 22 % at most (Sinha et
+    al., SC 2022, arXiv 2208.11035)."""
     slow_gpus: tuple[Slow, ...] = ()
     """All work of the rank takes `factor` times as long."""
     random_slow_gpus: RandomSlow | None = None
@@ -112,7 +116,9 @@ class Jitter:
     def is_random(self) -> bool:
         """Whether samples differ."""
         drawn = self.random_slow_gpus, self.random_slow_links, self.interference
-        return bool(self.op_cv or self.flow_cv) or any(one is not None for one in drawn)
+        return bool(self.op_cv or self.flow_cv or self.gpu_cv) or any(
+            one is not None for one in drawn
+        )
 
 
 def jitter_problems(s: Scenario) -> Iterator[str]:

@@ -22,7 +22,7 @@ from simulator.units import TICKS_PER_SECOND, to_ticks
 
 Float64 = npt.NDArray[np.float64]
 
-OPS, FLOWS, GPUS, LINKS, PHASES = range(5)
+OPS, FLOWS, GPUS, LINKS, PHASES, SPEEDS = range(6)
 """Kinds of what is drawn: the last number of a stream's seed."""
 
 
@@ -39,6 +39,8 @@ class Draws(NamedTuple):
     links: npt.NDArray[np.bool_]
     phase: Int64
     """(samples, ranks): tick from 0 to the period at which interference begins."""
+    speeds: Float64
+    """(samples, ranks): time of a rank's work over its mean."""
 
 
 def drawn(program: Program, jitter: Jitter, batches: Sequence[int]) -> Iterator[Draws]:
@@ -48,9 +50,12 @@ def drawn(program: Program, jitter: Jitter, batches: Sequence[int]) -> Iterator[
         ranks = range(program.num_ranks) if wanted else ()
         return [np.random.default_rng([jitter.seed, rank, kind]) for rank in ranks]
 
-    def each(kind: int, wanted: object) -> Float64:
-        """Return (samples, ranks) numbers from 0 to 1, or (samples, 0)."""
-        every = [rng.random(sum(batches)) for rng in streams(kind, wanted)]
+    def each(kind: int, wanted: object, *, normal: bool = False) -> Float64:
+        """Return (samples, ranks) numbers from 0 to 1, or normal ones; (samples, 0) if unwanted."""
+        every = [
+            rng.standard_normal(sum(batches)) if normal else rng.random(sum(batches))
+            for rng in streams(kind, wanted)
+        ]
         return np.array(every).reshape(len(every), sum(batches)).T
 
     gpus, links = jitter.random_slow_gpus, jitter.random_slow_links
@@ -58,6 +63,7 @@ def drawn(program: Program, jitter: Jitter, batches: Sequence[int]) -> Iterator[
     slow_link = each(LINKS, links) < (links.share if links else 0)
     period = to_ticks(jitter.interference.period) if jitter.interference else 0
     phase = (each(PHASES, jitter.interference) * period).astype(np.int64)
+    speeds = _log_normal(each(SPEEDS, jitter.gpu_cv, normal=True), jitter.gpu_cv)
     of_ops, of_flows = streams(OPS, jitter.op_cv), streams(FLOWS, jitter.flow_cv)
     work, flows = np.flatnonzero(~program.is_flow), np.flatnonzero(program.is_flow)
     first = 0
@@ -72,6 +78,7 @@ def drawn(program: Program, jitter: Jitter, batches: Sequence[int]) -> Iterator[
             slow_gpu[some],
             slow_link[some],
             phase[some],
+            speeds[some],
         )
 
 
@@ -89,16 +96,22 @@ def _normal(
     if not streams:
         return np.zeros((0, samples, program.num_tiles))
     out = np.empty((len(rows), samples, program.num_tiles))
-    variance = math.log1p(cv * cv)  # of the logarithm
     for place, ranks in enumerate(program.tile_ranks.tolist()):
         own = np.flatnonzero(program.rank[rows] == place)
         z = np.empty((program.num_tiles, samples, len(own)))
         for tile, rank in enumerate(ranks):
             streams[rank].standard_normal(out=z[tile])
-        z *= math.sqrt(variance)
-        z -= variance / 2
-        out[own] = np.exp(z, out=z).transpose(2, 1, 0)
+        out[own] = _log_normal(z, cv).transpose(2, 1, 0)
     return out
+
+
+def _log_normal(z: Float64, cv: float) -> Float64:
+    """Turn standard normal numbers into log-normal ones of mean 1, in their place."""
+    variance = math.log1p(cv * cv)  # of the logarithm
+    z *= math.sqrt(variance)
+    z -= variance / 2
+    numbers: Float64 = np.exp(z, out=z)
+    return numbers
 
 
 def _of_first_members(program: Program, factor: Float64) -> Float64:
@@ -133,6 +146,8 @@ def disturbed(program: Program, base: Int64, jitter: Jitter, draws: Draws) -> In
     out = np.empty((len(program.rank), n, tiles), np.int64)
     wide = base.reshape(len(base), 1, -1)
     gpus = _factors(program, jitter.slow_gpus, jitter.random_slow_gpus, draws.gpus)
+    if jitter.gpu_cv:
+        gpus = draws.speeds if gpus is None else gpus * draws.speeds
     work = np.flatnonzero(~program.is_flow)
     for place, ranks in enumerate(program.tile_ranks):
         own = np.flatnonzero(program.rank[work] == place)

@@ -97,6 +97,8 @@ def assumptions(j: Jittered) -> list[str]:
         )
     if jitter.flow_cv:
         out.append("each message and collective has noise of its own, log-normal around its time")
+    if jitter.gpu_cv:
+        out.append("the speed of a GPU is drawn anew for each sample, log-normal, for all its work")
     if jitter.random_slow_gpus or jitter.random_slow_links:
         out.append("slow ranks are drawn anew for each sample, each rank whatever the others")
     if jitter.slow_links or jitter.random_slow_links:
