@@ -13,6 +13,7 @@ from simulator.errors import DescriptionError
 from simulator.hardware import price
 from simulator.hardware.placement import devices
 from simulator.lower import Actions, lower, lower_schedule
+from simulator.report.data import data_notes
 from simulator.report.result import Moves, Result
 from simulator.schedules import (
     BUBBLE_FRACTION,
@@ -64,7 +65,10 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
     notes = (*notes, *filter(None, [folding.reason]))
     moves = Moves(traffic, ticks) if traffic is not None else None
     result = Result(program, timeline, scenario, notes, moves)
-    return replace(result, notes=(*notes, *pace_notes(result)))
+    if scenario.data is not None and result.breakdown.of("data").any():
+        there = simulate(replace(scenario, data=None), folded=folded)
+        result = replace(result, without_data_s=there.step_time_s)
+    return replace(result, notes=(*notes, *pace_notes(result), *data_notes(result)))
 
 
 def simulate_schedule(

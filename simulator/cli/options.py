@@ -75,6 +75,10 @@ def check_figures(names: list[str], loaded: Scenario) -> None:
         from simulator.report.network_plots import NOT_SHARED
 
         raise DescriptionError(NOT_SHARED)
+    if "loader" in names and loaded.data is None:
+        from simulator.report.loader_plot import NO_DATA
+
+        raise DescriptionError(NO_DATA)
 
 
 def check_outputs(json_path: str | None, trace: str | None, figures: list[Path]) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "plots",
     multiple=True,
     metavar="[NAME=]FILE",
-    help="Draw pipeline (the default), breakdown, memory, links or topology (repeatable).",
+    help="Draw pipeline (the default), breakdown, memory, loader, links or topology (repeatable).",
 )
 @click.option(
     "--trace-ranks",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from simulator.describe.cluster import Cluster
 from simulator.describe.context import context_problems
 from simulator.describe.cost import Cost
+from simulator.describe.data import Data, data_problems
 from simulator.describe.experts import expert_problems
 from simulator.describe.fields import validate
 from simulator.describe.halves import schedule_contradictions
@@ -42,6 +43,8 @@ class Scenario:
     """What happens over days of it; `trainsim operate` reads it."""
     cost: Cost | None = None
     """Power and prices, where energy and money are asked for."""
+    data: Data | None = None
+    """How samples reach the devices; absent: they are there."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -152,6 +155,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
         )
     yield from device_problems(s)
     yield from mixture_problems(s)
+    yield from data_problems(s)
 
 
 def _attention(model: Model, s: Scenario) -> Iterator[str]:
