@@ -21,11 +21,12 @@ from simulator.describe.data import cached_share, sample_of
 from simulator.describe.placement import PLACEMENTS
 from simulator.describe.scenario import Scenario
 from simulator.describe.storage import Reading
+from simulator.lower.bodies import SCOPES
 from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import Template
 from simulator.lower.places import layout
 from simulator.lower.segments import COMPUTE
-from simulator.program import ACTION_CODE, NONE, Cost, Int64, Kernel, Work
+from simulator.program import ACTION_CODE, NONE, Cost, Flow, Int32, Int64, Kernel, Work
 
 PAGEABLE = 0.4
 """Rate of copies from pageable over that from pinned memory: 2.3 of 5.7 GB/s on one machine, 5.4 of
@@ -36,6 +37,9 @@ BUFFERS = 2
 
 STAGES = ("request", "read", "transform", "pin", "copy")
 """What happens to a batch, in order."""
+
+READ = STAGES.index("read")
+STORAGE = SCOPES.index("storage")
 
 
 class Loaders(NamedTuple):
@@ -71,6 +75,8 @@ class Batch(NamedTuple):
     """Of one worker, slower where workers are more than cores."""
     bytes: float
     """To the device."""
+    what: Reading
+    """What is read."""
 
     @property
     def cycle(self) -> float:
@@ -93,7 +99,7 @@ def batch_of(s: Scenario) -> Batch:
     )  # fmt: skip
     return Batch(
         storage.request_seconds(what, read), read, count * sample.seconds * core_share(s),
-        count * sample.device_bytes,
+        count * sample.device_bytes, what,
     )  # fmt: skip
 
 
@@ -105,15 +111,26 @@ def core_share(s: Scenario) -> float:
     return max(1.0, workers / min(counts, default=workers))
 
 
-def costs_of(s: Scenario) -> tuple[Work, ...]:
-    """Return the cost of each of `STAGES` of a batch."""
+def costs_of(s: Scenario) -> tuple[Cost, ...]:
+    """Return the cost of each of `STAGES` of a batch.
+
+    Where flows share links, a read is one of them.
+    """
     batch, data = batch_of(s), s.data
     assert data is not None
-    moved = batch.bytes if data.pinned else batch.bytes / PAGEABLE
-    staged = (Kernel("pin", 0.0, 2 * batch.bytes, "host"),) if data.pinned else ()
+    request, read = Work("request", seconds=batch.request), Work("read", seconds=batch.read)
+    what = batch.what
+    if s.run.network == "fluid" and what.bytes:
+        name, count = "scattered_read" if what.random else "read", int(what.reads)
+        flow = Flow(name, what.bytes / count, count=count, storage=data.storage)
+        return (request, flow, *_after_reading(batch, data.pinned))
+    return (request, read, *_after_reading(batch, data.pinned))
+
+
+def _after_reading(batch: Batch, pinned: bool) -> tuple[Work, ...]:
+    moved = batch.bytes if pinned else batch.bytes / PAGEABLE
+    staged = (Kernel("pin", 0.0, 2 * batch.bytes, "host"),) if pinned else ()
     return (
-        Work("request", seconds=batch.request),
-        Work("read", seconds=batch.read),
         Work("transform", seconds=batch.transform),
         Work("pin", staged),
         Work("copy", (Kernel("copy", 0.0, moved, "copy"),)),
@@ -149,6 +166,8 @@ def load(t: Template, s: Scenario, costs: tuple[Cost, ...]) -> tuple[Template, t
     names = (*(f"worker {w}" for w in range(data.workers)), "storage", "pin", "copy")
     lane = {name: len(t.streams) + i for i, name in enumerate(names)}
     worker = len(t.streams) + b.turn % data.workers
+    path = costs_of(s)
+    flows = isinstance(path[READ], Flow)  # which share by themselves what they meet on
     streams = np.stack([
         worker, np.full_like(worker, lane["storage"]), worker,
         np.full_like(worker, lane["pin"]), np.full_like(worker, lane["copy"]),
@@ -156,6 +175,9 @@ def load(t: Template, s: Scenario, costs: tuple[Cost, ...]) -> tuple[Template, t
     batch, stage = np.nonzero(keep)
     of = np.concatenate([b.like[late], b.like[batch]])
     none = np.full(len(of), NONE, np.int32)
+    joint = none.copy()
+    if flows:
+        joint[len(late) :][stage == READ] = len(t.joint_scope) + np.arange(len(b.turn))
     columns: dict[str, Any] = {
         name: getattr(t, name)[of]
         for name in ("rank", "action", "stage", "microbatch", "step", "listed")
@@ -163,7 +185,7 @@ def load(t: Template, s: Scenario, costs: tuple[Cost, ...]) -> tuple[Template, t
     cost = np.concatenate([b.turn[late] - 1, data.workers - 1 + stage])
     columns |= {
         "stream": np.concatenate([worker[late], streams[keep]]).astype(np.int16),
-        "cost": (len(costs) + cost).astype(np.int32), "layer": none, "joint": none, "pred": none,
+        "cost": (len(costs) + cost).astype(np.int32), "layer": none, "joint": joint, "pred": none,
     }  # fmt: skip
     longer: dict[str, Any] = {
         name: np.concatenate([getattr(t, name), new]) for name, new in columns.items()
@@ -172,7 +194,18 @@ def load(t: Template, s: Scenario, costs: tuple[Cost, ...]) -> tuple[Template, t
     part = batch_of(s).cycle / data.workers
     begins = (Work("start", seconds=part * w) for w in range(1, data.workers))
     whole = replace(t, **longer, streams=(*t.streams, *names), more=more)
-    return whole, (*costs, *begins, *costs_of(s))
+    if flows:
+        whole = meeting_storage(whole, t.rank[b.like])
+    return whole, (*costs, *begins, *path)
+
+
+def meeting_storage(t: Template, ranks: Int32) -> Template:
+    """Return the same with a joint op more of each of some ranks, alone with storage."""
+    return replace(
+        t,
+        joint_scope=np.append(t.joint_scope, np.full(len(ranks), STORAGE, np.int8)),
+        joint_ranks=np.concatenate([t.joint_ranks, np.stack([ranks, ranks], axis=1)]),
+    )
 
 
 class Batches(NamedTuple):

@@ -9,6 +9,7 @@ from simulator.describe.data import PRESETS, cached_share, sample_of
 from simulator.describe.scenario import Scenario
 from simulator.hardware.compute import work_seconds
 from simulator.lower.data import STAGES, batch_of, core_share, costs_of, loaders
+from simulator.program import Work
 from simulator.report.breakdown import WORK
 from simulator.units import format_bytes, format_rate, format_seconds
 
@@ -69,9 +70,10 @@ def stage_seconds(s: Scenario) -> dict[str, float]:
     assert data is not None
     costs = dict(zip(STAGES, costs_of(s), strict=True))
     pin, copy = (
-        max(sum(work_seconds(costs[name], node, s.cluster.ranks_per_node).values())
+        max(sum(work_seconds(cost, node, s.cluster.ranks_per_node).values())
             for node in s.cluster.kinds)
-        for name in ("pin", "copy")
+        for cost in (costs["pin"], costs["copy"])
+        if isinstance(cost, Work)
     )  # fmt: skip
     return {
         "storage": batch.read,
@@ -133,7 +135,7 @@ def data_assumptions(s: Scenario) -> list[str]:
     count = found.on_node if storage.kind == "local" else found.in_all
     path = "" if storage.kind == "local" else (
         ", through a network of its own" if storage.node_bandwidth
-        else ", through its node's adapters, beside other traffic"
+        else ", through its node's adapters"
     )  # fmt: skip
     out = [
         what,
@@ -141,8 +143,11 @@ def data_assumptions(s: Scenario) -> list[str]:
         "ones), those of the first stage, labels with them; a worker reads and transforms a batch "
         "at a time, workers begin evenly spread, and a batch is copied when the forward before the "
         "one before its own has ended",
-        f"a rank reads at its even share of storage, of {count} {where}{path}; its reads come one "
-        "after the other, their latency apart",
+        "reads are flows that share storage with all that meets them there"
+        f"{path}; limits of the path count even shares"
+        if s.run.network == "fluid"
+        else f"a rank reads at its even share of storage, of {count} {where}{path}, as if nothing "
+        "else used them; its reads come one after the other, their latency apart",
     ]
     share, workers = core_share(s), found.on_node * data.workers
     if not all(node.host and node.host.cores for node in s.cluster.kinds):

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from simulator.errors import DescriptionError
-from simulator.program import ACTIONS, Int64, Program
+from simulator.program import ACTIONS, STORED, Int64, Program
 from simulator.report import palette
 from simulator.report.breakdown import stream_category, work_category
 from simulator.report.palette import COLOURS, Lane, Spans
@@ -80,8 +80,9 @@ def loader_pieces(result: Result) -> tuple[int, list[str], Pieces, tuple[int, in
         & (t.end > t.start)
     )  # fmt: skip
     out: dict[tuple[int, str, int], list[int]] = {}
+    names_of = _names(p)
     for op in shown.tolist():
-        name, lane = p.costs[p.cost[op]].name, rows[int(p.stream[op])]
+        name, lane = names_of[p.cost[op]], rows[int(p.stream[op])]
         if lane == len(order) - 1:
             name = work_category(ACTIONS[p.action[op]])
         if name == "start":
@@ -96,9 +97,14 @@ def loader_pieces(result: Result) -> tuple[int, list[str], Pieces, tuple[int, in
     return rank, order, pieces, (begin, end)
 
 
+def _names(p: Program) -> list[str]:
+    """Return what each cost of a program is called in the figure."""
+    return ["read" if cost.name in STORED else cost.name for cost in p.costs]
+
+
 def _numbers(p: Program, loading: Int64) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
     """Return the batch of each row of a rank's loader, and of each step and microbatch."""
-    names = np.array([cost.name for cost in p.costs], object)[p.cost[loading]]
+    names = np.array(_names(p), object)[p.cost[loading]]
     number: dict[int, int] = {}
     for name in dict.fromkeys(names.tolist()):
         rows = loading[names == name].tolist()  # of a name they stand in order of batches
