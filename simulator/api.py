@@ -43,6 +43,20 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
         ProgramError: when the program cannot run; it says which ranks and ops.
     """
     scenario = resolved(scenario)
+    result = _simulated(scenario, engine=engine, folded=folded)
+    without = {}  # seconds of a step without what may hold it back
+    if scenario.data is not None and result.breakdown.of("data").any():
+        there = _simulated(replace(scenario, data=None), folded=folded)
+        without["without_data_s"] = there.step_time_s
+    if scenario.checkpoint is not None:
+        plain = _simulated(replace(scenario, checkpoint=None), folded=folded)
+        without["without_save_s"] = plain.step_time_s
+    result = replace(result, **without)
+    return replace(result, notes=(*result.notes, *pace_notes(result), *data_notes(result)))
+
+
+def _simulated(scenario: Scenario, *, engine: str = "compiled", folded: bool) -> Result:
+    """Return what one run of a scenario gives, with the notes that need no other run."""
     program = lower(scenario)
     placement = devices(scenario.plan, scenario.cluster)
     ticks = price(program, scenario.cluster, placement)
@@ -64,11 +78,7 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
     notes = pipeline_notes(plan.schedule, plan.pp, scenario.num_microbatches, plan.chunks)
     notes = (*notes, *filter(None, [folding.reason]))
     moves = Moves(traffic, ticks) if traffic is not None else None
-    result = Result(program, timeline, scenario, notes, moves)
-    if scenario.data is not None and result.breakdown.of("data").any():
-        there = simulate(replace(scenario, data=None), folded=folded)
-        result = replace(result, without_data_s=there.step_time_s)
-    return replace(result, notes=(*notes, *pace_notes(result), *data_notes(result)))
+    return Result(program, timeline, scenario, notes, moves)
 
 
 def simulate_schedule(

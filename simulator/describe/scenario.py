@@ -22,6 +22,7 @@ from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
 from simulator.describe.sample import positions, sample_problems
+from simulator.describe.save import Save, save_problems
 from simulator.describe.stages import division_problems, even_layers, listed_layers
 from simulator.describe.target import target_of, target_problems
 from simulator.describe.tuning import contradictions
@@ -45,6 +46,8 @@ class Scenario:
     """Power and prices, where energy and money are asked for."""
     data: Data | None = None
     """How samples reach the devices; absent: they are there."""
+    checkpoint: Save | None = None
+    """A checkpoint between two of the steps that are simulated."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -156,6 +159,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
     yield from device_problems(s)
     yield from mixture_problems(s)
     yield from data_problems(s)
+    yield from save_problems(s)
 
 
 def _attention(model: Model, s: Scenario) -> Iterator[str]:

@@ -51,6 +51,7 @@ COLOURS = {
     "tied": "#cc79a7",
     "offload": "#8c564b",
     "data": "#3d6f8f",
+    "save": "#7f2f45",
     # What a loader does for a batch
     "request": "#d9d2e9",
     "read": "#8fb3cc",
@@ -84,6 +85,7 @@ HATCHES = {
     "tied": "oo",
     "offload": "++",
     "data": "..",
+    "save": "..",
     "fill": "....",
     "stall": "----",
     "drain": "||||",
@@ -95,7 +97,7 @@ HATCHES = {
 }
 """Hatch of areas that would otherwise look alike in grey."""
 
-HATCHED_WHITE = ("tp", "pp", "dp", "cp", "ep", "tied", "offload", "data", "gradients")
+HATCHED_WHITE = ("tp", "pp", "dp", "cp", "ep", "tied", "offload", "data", "save", "gradients")
 
 INK, FAINT = "#1a1a1a", "#5c5c5c"
 """Text that must be read, and text that explains it."""

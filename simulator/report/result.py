@@ -58,6 +58,8 @@ class Result:
     """What a bare schedule is called."""
     without_data_s: float | None = None
     """Seconds of a step of the same scenario with all samples there, where ranks wait for some."""
+    without_save_s: float | None = None
+    """Seconds of a step of the same scenario without its checkpoint."""
 
     @property
     def program(self) -> Program:
@@ -79,14 +81,15 @@ class Result:
     def rank_step_ends(self) -> Int64:
         """(steps, ranks of a tile, columns): when each rank's last op of each step ended.
 
-        What a loader does ahead of the steps that follow is no part of one.
+        What a loader does ahead of the steps that follow is no part of one, nor what is written
+        beside steps.
         """
         p, (_, end) = self.tiled, self.times.columns
         previous, step = p.stream_previous, p.step
         last = np.ones(len(step), bool)  # rows that no row of the same step follows in its stream
         follows = np.flatnonzero(previous != NONE)
         last[previous[follows][step[previous[follows]] == step[follows]]] = False
-        ahead = np.append([stream_category(name) == "data" for name in p.streams], False)
+        ahead = np.append([stream_category(n) in ("data", "save") for n in p.streams], False)
         rows = np.flatnonzero(last & ~ahead[p.stream])
         ends = np.zeros((int(step.max(initial=0)) + 1, len(p.tile_ranks), end.shape[1]), np.int64)
         np.maximum.at(ends, (step[rows], p.rank[rows]), end[rows])

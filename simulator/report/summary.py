@@ -26,6 +26,7 @@ from simulator.report.devices import device_assumptions
 from simulator.report.experts import expert_assumptions
 from simulator.report.offload import host_memory, offload_assumptions, offloads
 from simulator.report.samples import model_assumptions
+from simulator.report.save import SaveUse, save_assumptions, save_use
 from simulator.report.schedule import schedule_assumptions
 from simulator.report.sharding import sharding_assumptions
 from simulator.report.training import training_assumptions
@@ -46,6 +47,7 @@ OWNERS = {
     "tied": "tied-embedding communication",
     "offload": "copies to and from the host, updates there",
     "data": "data loading",
+    "save": "checkpoint",
     "bubble": "pipeline bubble",
 }
 """What a part of the step is owned by, in words."""
@@ -86,6 +88,8 @@ class Summary:
     bottleneck: str
     data: DataUse | None
     """What the data path does; None where none is described."""
+    checkpoint: SaveUse | None
+    """What a checkpoint costs; None where none is described."""
 
     @property
     def fits(self) -> bool:
@@ -141,6 +145,7 @@ def summarise(result: Result) -> Summary:
         shares=shares,
         bottleneck=_bottleneck(shares, needed, float(room[fullest]), data),
         data=data,
+        checkpoint=save_use(result, s),
     )
 
 
@@ -262,6 +267,7 @@ def assumptions(s: Scenario) -> list[str]:
         *training_assumptions(s),
         *offload_assumptions(s),
         *data_assumptions(s),
+        *save_assumptions(s),
     ]
     out += _low_precision(s) + _saved_operators(s)
     if s.cluster.world_size > 1:
