@@ -44,14 +44,12 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
     """
     scenario = resolved(scenario)
     result = _simulated(scenario, engine=engine, folded=folded)
-    without = {}  # seconds of a step without what may hold it back
     if scenario.data is not None and result.breakdown.of("data").any():
         there = _simulated(replace(scenario, data=None), folded=folded)
-        without["without_data_s"] = there.step_time_s
+        result = replace(result, without_data_s=there.step_time_s)
     if scenario.checkpoint is not None:
         plain = _simulated(replace(scenario, checkpoint=None), folded=folded)
-        without["without_save_s"] = plain.step_time_s
-    result = replace(result, **without)
+        result = replace(result, without_save_s=plain.step_time_s)
     return replace(result, notes=(*result.notes, *pace_notes(result), *data_notes(result)))
 
 
