@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,12 +32,12 @@ def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return scenario_argument(set_option(command))
 
 
-def progress(items: Sequence[T]) -> Iterator[T]:
+def progress(items: Iterable[T], length: int) -> Iterator[T]:
     """Go through items with a bar on a terminal's stderr, and without a word elsewhere."""
     if not sys.stderr.isatty():
         yield from items
         return
-    with click.progressbar(items, file=sys.stderr) as bar:
+    with click.progressbar(items, length, file=sys.stderr) as bar:
         yield from bar
 
 

@@ -15,7 +15,7 @@ from simulator.hardware.compute import BOUNDS, work_seconds
 from simulator.hardware.host import host_share
 from simulator.hardware.outside import Float64, by_rank, capacity, nccl_bytes
 from simulator.hardware.placement import spans
-from simulator.lower.places import is_summed
+from simulator.lower.places import is_summed, layout
 from simulator.lower.sharding import is_gathering
 from simulator.lower.trainable import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Int64, Program, Work
@@ -309,7 +309,8 @@ def assumptions(s: Scenario) -> list[str]:
     if plan.pp > 1 or plan.replicas > 1:
         out.append(_beside_communication(s.run.overlap_slowdown))
     if plan.tp > 1:
-        out.append(TP_OVERLAP[plan.tp_overlap])
+        beside = ", but for the other action of a pair" * layout(s).pairs
+        out.append(TP_OVERLAP[plan.tp_overlap] + beside * (plan.tp_overlap == "none"))
     out += context_assumptions(s) + expert_assumptions(s)
     if is_summed(s):
         how = "all-reduced"
