@@ -118,6 +118,8 @@ class Flow:
     """Device memory of each member that comes alive when the flow starts."""
     free: Memory = NOTHING
     """Device memory of each member that is released when the flow ends."""
+    storage: str = ""
+    """Of `STORED` flows: from which of `Cluster.storage`, or to which; `count` requests."""
 
 
 ONE_SIDED = ("push", "pull")
@@ -125,6 +127,9 @@ ONE_SIDED = ("push", "pull")
 
 SERVED = ("push_pull", *ONE_SIDED)
 """Flows to and from parameter servers."""
+
+STORED = ("read", "scattered_read", "write")
+"""Flows between storage and the host of the first rank of their group."""
 
 Cost: TypeAlias = Work | Flow
 

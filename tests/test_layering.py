@@ -38,7 +38,8 @@ DOORS = {
     "numba": {"kernels/jit.py"},
     "networkx": {"hardware/fabric.py"},
     "matplotlib": {
-        "report/plots.py", "report/memory_plot.py", "report/network_plots.py", "report/palette.py",
+        "report/plots.py", "report/memory_plot.py", "report/loader_plot.py",
+        "report/network_plots.py", "report/palette.py",
         "validate/scatter.py", "operate/plot.py", "jitter/plot.py", "explore/schedules_plot.py",
     },
     "pandas": {"report/result.py"},

@@ -86,6 +86,10 @@ def check_figures(names: list[str], loaded: Scenario) -> None:
         raise DescriptionError(NOT_SHARED)
     if "jitter" in names and loaded.jitter is None:
         raise DescriptionError(f"--plot jitter=FILE shows samples; {NO_JITTER}")
+    if "loader" in names and loaded.data is None:
+        from simulator.report.loader_plot import NO_DATA
+
+        raise DescriptionError(NO_DATA)
 
 
 def check_outputs(json_path: str | None, trace: str | None, figures: list[Path]) -> None:

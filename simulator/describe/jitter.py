@@ -138,6 +138,12 @@ def jitter_problems(s: Scenario) -> Iterator[str]:
             "jitter is not modelled with plan.staleness, where replicas have no step in common; "
             "leave one of them out"
         )
+    for name in ("data", "checkpoint"):
+        if getattr(s, name) is not None:
+            yield (
+                f"jitter is not modelled with [{name}], whose reads and writes pass the end of a "
+                "step; leave one of them out"
+            )
     if s.run.network == "fluid":
         for name in ("flow_cv", "slow_links", "random_slow_links"):
             if getattr(jitter, name):
