@@ -25,8 +25,8 @@ LAYERS = (
     ("exchange",),
     ("report",),
     ("api", "cuts"),
-    ("explore",),
     ("operate",),
+    ("explore",),
     ("validate",),
     ("cli",),
     ("__init__", "__main__"),
@@ -39,8 +39,10 @@ DOORS = {
     "networkx": {"hardware/fabric.py"},
     "matplotlib": {
         "report/plots.py", "report/memory_plot.py", "report/network_plots.py", "report/palette.py",
-        "validate/scatter.py", "operate/plot.py", "explore/schedules_plot.py",
+        "validate/scatter.py", "operate/plot.py", "explore/schedules_plot.py", "explore/search_plot.py",
     },
+    "joblib": {"explore/pool.py"},
+    "optuna": {"explore/tpe.py"},
     "pandas": {"report/result.py"},
     "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
