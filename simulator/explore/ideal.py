@@ -64,7 +64,8 @@ def _with(description: Any, path: list[str], value: object) -> Any:
         return replace(
             description, **{first: _with(getattr(description, first), rest, value)}
         )  # fmt: skip
-    rule = rules(type(description))[first]
+    kind: type = type(description)
+    rule = rules(kind)[first]
     return replace(description, **{first: from_text(value, rule.markers)})
 
 

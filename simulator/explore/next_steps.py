@@ -1,7 +1,7 @@
 """Next things to try: changes of the plan that make a step shorter, one by one and together.
 
-Single changes are neighbours of the plan in the space of plans, and a table of switches. Then, round
-by round, the best is made and changes are tried on top of it, as long as one gains something.
+Single changes are neighbours of the plan in the space of plans, and a table of switches. Then the
+best is made and changes are tried on top of it, round by round, as long as one gains something.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from simulator.api import simulate
@@ -15,7 +15,7 @@ from simulator.explore.ideal import MORE, Ideal, ideals, scaled, with_settings
 from simulator.explore.next_steps import Step, Steps, next_steps
 from simulator.report.result import Result
 from simulator.report.summary import OWNERS
-from simulator.report.text import SCHEMA_VERSION, table
+from simulator.report.text import SCHEMA_VERSION, stages_text, table
 from simulator.units import format_bytes, format_seconds
 
 NOTHING = 1e-6
@@ -180,7 +180,8 @@ def verdict(w: WhatIf) -> str:
         text = f"{said}: {best.ideal.name} would gain {best.gain:.1%}"
     smaller = w.gain_of(MORE)
     if w.scenario.plan.pp > 1 and smaller is not None and smaller < WORTH / 2:
-        text += f"; not bubble-bound: {MORE} would change {smaller:+.1%}"
+        cost = f"cost {-smaller:.1%}" if smaller < 0 else f"gain {smaller:.1%}"
+        text += f"; not bubble-bound: {MORE} would {cost}"
     return text
 
 
@@ -191,7 +192,7 @@ def whatif_text(w: WhatIf) -> str:
         f"{w.scenario.name}: step {format_seconds(w.result.step_time_s)}",
         f"  {w.verdict}",
         "",
-        f"critical path of the last step, main rank: stage {', '.join(map(str, w.path.main_stages))}",
+        f"critical path of the last step; main rank: {stages_named(w.path.main_stages)}",
         *(f"  {OWNERS[k]:<32} {format_seconds(v):>9}  {v / step:6.1%}{_which(k, w.path)}"
           for k, v in w.path.owners_s.items() if v >= 0.0005 * step),
         "",
@@ -208,6 +209,11 @@ def whatif_text(w: WhatIf) -> str:
     return "\n".join(lines)
 
 
+def stages_named(stages: tuple[int, ...]) -> str:
+    """Return the stages of a rank in words."""
+    return f"stage{'s' * (len(stages) > 1)} {stages_text(stages)}"
+
+
 def _which(owner: str, path: Path) -> str:
     if owner == "compute":
         named = list(path.kernels_s.items())[:4]
@@ -219,7 +225,7 @@ def _which(owner: str, path: Path) -> str:
 
 
 def _row(g: Gain, step: float) -> list[str]:
-    path = "" if g.on_path_s is None else f"{g.on_path_s / step:.1%}"
+    path = "" if g.on_path_s is None else f"{g.on_path_s / step:.2%}"
     more = f"{'+' if g.more_memory_bytes > 0 else '-'}{format_bytes(abs(g.more_memory_bytes))}"
     memory = more if abs(g.more_memory_bytes) >= 1e6 else ""
     return [
