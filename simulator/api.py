@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from simulator.errors import DescriptionError
 from simulator.hardware import price
 from simulator.hardware.placement import devices
 from simulator.lower import Actions, lower, lower_schedule
+from simulator.program import Int64, Program
 from simulator.report.data import data_notes
 from simulator.report.result import Moves, Result
 from simulator.schedules import (
@@ -30,13 +32,21 @@ from simulator.schedules import (
 from simulator.units import format_seconds, to_seconds, to_ticks
 
 
-def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = True) -> Result:
+def simulate(
+    scenario: Scenario,
+    *,
+    engine: str = "compiled",
+    folded: bool = True,
+    repriced: Callable[[Program, Int64], Int64] | None = None,
+) -> Result:
     """Run a scenario and return its result.
 
     Args:
         scenario: what to simulate.
         engine: one of `simulator.engine.ENGINES`; all give the same times.
         folded: whether one rank may stand for others that provably run alike.
+        repriced: ticks of every op in place of those that it is given with the program, of what is
+            not there to be described: messages that take no time, stages that take the same.
 
     Raises:
         DescriptionError: when the scenario is too large for this machine or for the clock.
@@ -58,6 +68,10 @@ def _simulated(scenario: Scenario, *, engine: str = "compiled", folded: bool) ->
     program = lower(scenario)
     placement = devices(scenario.plan, scenario.cluster)
     ticks = price(program, scenario.cluster, placement)
+    if repriced is not None:
+        if scenario.run.network == "fluid":
+            raise DescriptionError("other prices are for flows that share no links: alpha-beta")
+        ticks = repriced(program, ticks)
     traffic = None
     if scenario.run.network == "fluid":
         from simulator.hardware.contention import contended  # builds the fabric

@@ -15,8 +15,10 @@ import click
 from simulator.cli.exchange import import_group
 from simulator.cli.operate import operate
 from simulator.cli.run import check, run
+from simulator.cli.search import search
 from simulator.cli.show import show
 from simulator.cli.validate import validate
+from simulator.cli.whatif import whatif
 from simulator.errors import TrainsimError
 
 
@@ -29,7 +31,7 @@ def cli() -> None:
     """
 
 
-for command in (run, operate, check, show, import_group, validate):
+for command in (run, whatif, search, operate, check, show, import_group, validate):
     cli.add_command(command)
 
 
