@@ -88,7 +88,8 @@ def _simulated(scenario: Scenario, *, engine: str = "compiled", folded: bool) ->
     timeline = run(run_as[0], run_as[1], engine, folding, run_as[2])
     plan = scenario.plan
     notes = pipeline_notes(plan.schedule, plan.pp, scenario.num_microbatches, plan.chunks)
-    notes = (*notes, *filter(None, [folding.reason]))
+    undisturbed = "the step above is the one that jitter does not disturb" * bool(scenario.jitter)
+    notes = (*notes, *filter(None, [folding.reason, undisturbed]))
     moves = Moves(traffic, ticks) if traffic is not None else None
     return Result(program, timeline, scenario, notes, moves)
 

@@ -11,6 +11,7 @@ import simulator as sim
 from simulator.errors import DescriptionError
 from simulator.jitter import study
 from simulator.jitter.plot import jitter_figure
+from simulator.operate import operate
 
 PAGE = (Path(__file__).parent.parent / "docs/stragglers.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ trainsim (.*)$", PAGE, re.MULTILINE)
@@ -113,6 +114,18 @@ def test_the_same_seed_gives_the_same_bytes(trainsim, tmp_path):
                  "--json", f"{name}.json")  # fmt: skip
         texts.append((tmp_path / f"{name}.json").read_bytes())
     assert texts[0] == texts[1]
+
+
+def test_operations_say_that_their_steps_are_undisturbed():
+    checkpoint = {"interval": "10 min", "write_time": "60 s"}
+    changes = {"operations": {"checkpoint": checkpoint}, "jitter.op_cv": 0.1}
+    assert "to count jitter, set operations.step_time" in str(
+        operate(sim.load("gpt2-xl-ddp", changes), seeds=2, days=1)
+    )
+
+
+def test_a_result_says_that_it_is_undisturbed():
+    assert "jitter does not disturb" in str(sim.simulate(sim.load("gpt2-xl-ddp", {"jitter": {}})))
 
 
 @pytest.fixture(scope="module")
