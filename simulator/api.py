@@ -53,17 +53,22 @@ def simulate(
         ProgramError: when the program cannot run; it says which ranks and ops.
     """
     scenario = resolved(scenario)
-    result = _simulated(scenario, engine=engine, folded=folded)
+    result = _simulated(scenario, engine, folded, repriced)
     if scenario.data is not None and result.breakdown.of("data").any():
-        there = _simulated(replace(scenario, data=None), folded=folded)
+        there = _simulated(replace(scenario, data=None), "compiled", folded, repriced)
         result = replace(result, without_data_s=there.step_time_s)
     if scenario.checkpoint is not None:
-        plain = _simulated(replace(scenario, checkpoint=None), folded=folded)
+        plain = _simulated(replace(scenario, checkpoint=None), "compiled", folded, repriced)
         result = replace(result, without_save_s=plain.step_time_s)
     return replace(result, notes=(*result.notes, *pace_notes(result), *data_notes(result)))
 
 
-def _simulated(scenario: Scenario, *, engine: str = "compiled", folded: bool) -> Result:
+def _simulated(
+    scenario: Scenario,
+    engine: str,
+    folded: bool,
+    repriced: Callable[[Program, Int64], Int64] | None,
+) -> Result:
     """Return what one run of a scenario gives, with the notes that need no other run."""
     program = lower(scenario)
     placement = devices(scenario.plan, scenario.cluster)

@@ -42,10 +42,12 @@ DOORS = {
         "report/network_plots.py", "report/palette.py",
         "validate/scatter.py", "operate/plot.py", "jitter/plot.py", "explore/schedules_plot.py",
         "explore/search_plot.py", "explore/whatif_plot.py",
+        "explore/sweep/scaling_plot.py",
     },
-    "joblib": {"explore/pool.py"},
+    "joblib": {"explore/pool.py", "explore/sweep/pools.py"},
+    "distributed": {"explore/sweep/pools.py"},
     "optuna": {"explore/tpe.py"},
-    "pandas": {"report/result.py"},
+    "pandas": {"report/result.py", "explore/sweep/frame.py"},
     "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}
@@ -126,7 +128,7 @@ def test_the_public_names_are_these():
         "Cluster", "DeadlockError", "DescriptionError", "Device", "Link", "Model", "Nic", "Node",
         "Plan", "Program", "ProgramError", "Result", "Run", "Scenario", "ScheduleError",
         "Timeline", "TrainsimError", "load", "register_schedule", "simulate",
-        "simulate_schedule",
+        "simulate_schedule", "sweep",
     ]  # fmt: skip
 
 
