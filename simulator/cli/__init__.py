@@ -15,9 +15,11 @@ import click
 from simulator.cli.exchange import import_group
 from simulator.cli.operate import operate
 from simulator.cli.run import check, run
+from simulator.cli.search import search
 from simulator.cli.show import show
 from simulator.cli.sweep import sweep
 from simulator.cli.validate import validate
+from simulator.cli.whatif import whatif
 from simulator.errors import TrainsimError
 
 
@@ -30,7 +32,7 @@ def cli() -> None:
     """
 
 
-for command in (run, operate, sweep, check, show, import_group, validate):
+for command in (run, whatif, search, sweep, operate, check, show, import_group, validate):
     cli.add_command(command)
 
 

@@ -1,7 +1,7 @@
 """Figures: the pipeline as papers draw it, where the time goes, and memory over time.
 
-This module, `memory_plot`, `network_plots` and their palette are the one door of matplotlib, opened
-when a first figure is drawn.
+This module, `memory_plot`, `loader_plot`, `network_plots` and their palette are the one door of
+matplotlib, opened when a first figure is drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from simulator.errors import DescriptionError
 from simulator.lower.mesh import Mesh
 from simulator.program import ACTION_CODE, ACTIONS, NONE, Int64
-from simulator.report import memory_plot, network_plots, palette
+from simulator.report import loader_plot, memory_plot, network_plots, palette
 from simulator.report.breakdown import CATEGORIES, COMMUNICATION, moves, stream_category
 from simulator.report.palette import COLOURS, INK, Float64, Lane, Spans, text_width
 
@@ -60,6 +60,10 @@ class Plots:
     def memory(self, path: str | Path | None = None) -> Figure:
         """Draw what fills device memory over time."""
         return memory_plot.memory(self.result, path)
+
+    def loader(self, path: str | Path | None = None) -> Figure:
+        """Draw what a loader does for which batch; the scenario must have a data path."""
+        return loader_plot.loader(self.result, path)
 
     def links(self, path: str | Path | None = None) -> Figure:
         """Draw how busy the busiest links are over time; flows must share links."""
@@ -331,6 +335,7 @@ FIGURES: dict[str, Callable[..., Figure]] = {
     "pipeline": pipeline,
     "breakdown": breakdown,
     "memory": memory_plot.memory,
+    "loader": loader_plot.loader,
     "links": network_plots.links,
     "topology": network_plots.topology,
 }
