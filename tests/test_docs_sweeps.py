@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from simulator.explore.sweep.columns import COLUMNS
 from simulator.explore.sweep.frame import RUN_COLUMNS
-from simulator.explore.sweep.row import COLUMNS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")

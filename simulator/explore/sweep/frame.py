@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.explore.sweep.row import COLUMNS, Row
+from simulator.explore.sweep.columns import COLUMNS
+from simulator.explore.sweep.row import Row
 from simulator.files import write_whole
 
 if TYPE_CHECKING:

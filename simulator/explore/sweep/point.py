@@ -15,6 +15,7 @@ from simulator.describe.cluster import Cluster, Node
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
+from simulator.explore.sweep.columns import COLUMNS
 from simulator.explore.sweep.grid import Settings
 from simulator.schedules import is_file, schedule_of
 
@@ -45,7 +46,7 @@ class Point:
     def key(self) -> str:
         """Name of what the scenario says, all of it: equal keys are equal simulations."""
         assert self.scenario is not None
-        text = f"{__version__}\n{self.scenario!r}"
+        text = f"{__version__}\n{COLUMNS}\n{self.scenario!r}"
         schedule = self.scenario.plan.schedule
         if is_file(schedule):
             text += Path(schedule).read_text(encoding="utf-8", errors="replace")

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from simulator.api import simulate
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError, TrainsimError
+from simulator.explore.sweep.columns import WORK
 from simulator.explore.sweep.point import Point, one_line
 from simulator.operate.cost import KWH, step_bills
 from simulator.report.breakdown import COMMUNICATION
@@ -18,20 +19,6 @@ Row: TypeAlias = dict[str, Any]
 
 OK, REFUSED, FAILED = "ok", "refused", "failed"
 """Simulated, though perhaps too large for its devices; not legal; stopped by an error."""
-
-WORK = ("compute", "memory", "launch")
-"""Owners of the step that are work."""
-
-COLUMNS = (
-    "status", "reason", "fits", "ranks", "num_nodes", "device", "dp", "tp", "pp", "cp",
-    "microbatch_size", "num_microbatches", "global_batch_size", "step_time_s", "samples_per_s",
-    "tokens_per_s", "mfu", "hfu", "bubble_fraction", "work_fraction", "optimizer_fraction",
-    *(f"{bound}_bound_fraction" for bound in WORK), "exposed_communication_fraction",
-    *(f"exposed_{kind}_fraction" for kind in COMMUNICATION),
-    "owner", "bottleneck", "device_memory_bytes", "memory_capacity_bytes", "step_energy_kwh",
-    "step_carbon_kg", "step_electricity_usd", "step_devices_usd",
-)  # fmt: skip
-"""All columns, in order; what a row has no value for is empty."""
 
 MEMORY_ERROR = "out of memory while it was simulated"
 

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from simulator.errors import DescriptionError
+from simulator.explore.sweep.columns import WORK
 from simulator.explore.sweep.frame import written
 from simulator.explore.sweep.point import DEVICES, FIXED, SAMPLES
-from simulator.explore.sweep.row import OK, WORK, Row
+from simulator.explore.sweep.row import OK, Row
 from simulator.explore.sweep.swept import Swept
-from simulator.report.breakdown import COMMUNICATION
+from simulator.report.breakdown import COMMUNICATION, OF_HOSTS
 from simulator.report.summary import OWNERS
 from simulator.report.text import table
 from simulator.units import format_count, format_seconds
@@ -60,9 +61,10 @@ class Curve:
 
 
 def ratio(row: Row) -> float:
-    """Return exposed communication over work."""
+    """Return exposed communication between devices over work."""
     work = float(row["work_fraction"])
-    return float(row["exposed_communication_fraction"]) / work if work else math.inf
+    exposed = sum(row[f"exposed_{kind}_fraction"] for kind in COMMUNICATION if kind not in OF_HOSTS)
+    return exposed / work if work else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +164,9 @@ def _device_seconds(row: Row) -> dict[str, float]:
 
 def _named(kind: str, row: Row) -> str:
     """Return a kind of communication, and how far it reaches."""
-    where = "between nodes" if row["num_nodes"] > 1 else "in the node"
-    return f"{OWNERS[kind]} {where}"
+    if kind in OF_HOSTS:
+        return OWNERS[kind]
+    return f"{OWNERS[kind]} {'between nodes' if row['num_nodes'] > 1 else 'in the node'}"
 
 
 def _largest(shares: Mapping[str, float]) -> str:
