@@ -244,6 +244,15 @@ def test_a_checkpoint_that_makes_no_sense_is_refused(tmp_path, key, value, sente
     assert sentence in str(caught.value)
 
 
+def test_one_rank_cannot_save_the_experts_of_others():
+    with pytest.raises(DescriptionError) as caught:
+        load("mixtral-8x7b-64gpu", {
+            "cluster.storage.nfs": "nfs-100g", "checkpoint.storage": "nfs", "plan.zero": 0,
+            "checkpoint.sharded": False,
+        })  # fmt: skip
+    assert "with plan.ep 8 no rank has all experts" in str(caught.value)
+
+
 def test_the_report_says_what_a_checkpoint_costs(saving):
     text = str(sim.simulate(saving(save={"asynchronous": True})))
     assert "  checkpoint  " in text
