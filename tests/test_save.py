@@ -88,6 +88,12 @@ def test_ranks_of_a_pipeline_save_their_own_stages(saving):
     assert use.restore_s == pytest.approx(4 * max(part.bytes for part in parts) / 1e9)
 
 
+def test_a_checkpoint_that_others_wait_for_in_bubbles_is_the_bottleneck(saving):
+    slow = replace(DISK, bandwidth=1e8)
+    result = sim.simulate(saving(plan={"pp": 4}, storage=slow))
+    assert result.summary.bottleneck.startswith("checkpoint:")
+
+
 # Half the rate of reading: twice the time.
 @pytest.mark.parametrize("run", [{}, FLUID])
 def test_writing_has_a_rate_of_its_own(saving, run):
