@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from simulator.errors import DescriptionError
 from simulator.hardware import price
 from simulator.hardware.placement import devices
 from simulator.lower import Actions, lower, lower_schedule
+from simulator.program import Int64, Program
 from simulator.report.data import data_notes
 from simulator.report.result import Moves, Result
 from simulator.schedules import (
@@ -30,25 +32,33 @@ from simulator.schedules import (
 from simulator.units import format_seconds, to_seconds, to_ticks
 
 
-def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = True) -> Result:
+def simulate(
+    scenario: Scenario,
+    *,
+    engine: str = "compiled",
+    folded: bool = True,
+    repriced: Callable[[Program, Int64], Int64] | None = None,
+) -> Result:
     """Run a scenario and return its result.
 
     Args:
         scenario: what to simulate.
         engine: one of `simulator.engine.ENGINES`; all give the same times.
         folded: whether one rank may stand for others that provably run alike.
+        repriced: ticks of every op in place of those that it is given with the program, of what is
+            not there to be described: messages that take no time, stages that take the same.
 
     Raises:
         DescriptionError: when the scenario is too large for this machine or for the clock.
         ProgramError: when the program cannot run; it says which ranks and ops.
     """
     scenario = resolved(scenario)
-    result = _simulated(scenario, engine=engine, folded=folded)
+    result = _simulated(scenario, engine, folded, repriced)
     if scenario.data is not None and result.breakdown.of("data").any():
-        there = _simulated(replace(scenario, data=None), folded=folded)
+        there = _simulated(replace(scenario, data=None), "compiled", folded, repriced)
         result = replace(result, without_data_s=there.step_time_s)
     if scenario.checkpoint is not None:
-        plain = _simulated(replace(scenario, checkpoint=None), folded=folded)
+        plain = _simulated(replace(scenario, checkpoint=None), "compiled", folded, repriced)
         result = replace(result, without_save_s=plain.step_time_s)
     return replace(
         result, notes=(*result.notes, *pace_notes(result), *data_notes(result), *_first(scenario))
@@ -62,11 +72,20 @@ def _first(scenario: Scenario) -> tuple[str, ...]:
     return ("run.num_steps 1: the step is the first one, run.warm_up with it",)
 
 
-def _simulated(scenario: Scenario, *, engine: str = "compiled", folded: bool) -> Result:
+def _simulated(
+    scenario: Scenario,
+    engine: str,
+    folded: bool,
+    repriced: Callable[[Program, Int64], Int64] | None,
+) -> Result:
     """Return what one run of a scenario gives, with the notes that need no other run."""
     program = lower(scenario)
     placement = devices(scenario.plan, scenario.cluster)
     ticks = price(program, scenario.cluster, placement)
+    if repriced is not None:
+        if scenario.run.network == "fluid":
+            raise DescriptionError("other prices are for flows that share no links: alpha-beta")
+        ticks = repriced(program, ticks)
     traffic = None
     if scenario.run.network == "fluid":
         from simulator.hardware.contention import contended  # builds the fabric
@@ -83,7 +102,8 @@ def _simulated(scenario: Scenario, *, engine: str = "compiled", folded: bool) ->
     timeline = run(run_as[0], run_as[1], engine, folding, run_as[2])
     plan = scenario.plan
     notes = pipeline_notes(plan.schedule, plan.pp, scenario.num_microbatches, plan.chunks)
-    notes = (*notes, *filter(None, [folding.reason]))
+    undisturbed = "the step above is the one that jitter does not disturb" * bool(scenario.jitter)
+    notes = (*notes, *filter(None, [folding.reason, undisturbed]))
     moves = Moves(traffic, ticks) if traffic is not None else None
     return Result(program, timeline, scenario, notes, moves)
 

@@ -261,6 +261,15 @@ class Program:
         return previous
 
     @cached_property
+    def last_of_steps(self) -> Int64:
+        """Rows that no row of the same step follows in their stream."""
+        previous, step = self.stream_previous, self.step
+        last = np.ones(len(step), bool)
+        follows = np.flatnonzero(previous != NONE)
+        last[previous[follows][step[previous[follows]] == step[follows]]] = False
+        return np.flatnonzero(last)
+
+    @cached_property
     def joint_members(self) -> Groups:
         """Member rows of every joint op, by joint number, in order."""
         ops = np.flatnonzero(self.joint != NONE)

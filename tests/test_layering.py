@@ -16,7 +16,7 @@ LAYERS = (
     ("budget",),
     ("kernels",),
     ("program", "timeline", "files"),
-    ("traffic",),
+    ("traffic", "pauses"),
     ("schedules", "program_text"),
     ("describe",),
     ("lower",),
@@ -25,8 +25,8 @@ LAYERS = (
     ("exchange",),
     ("report",),
     ("api", "cuts"),
+    ("operate", "jitter"),
     ("explore",),
-    ("operate",),
     ("validate",),
     ("cli",),
     ("__init__", "__main__"),
@@ -40,9 +40,14 @@ DOORS = {
     "matplotlib": {
         "report/plots.py", "report/memory_plot.py", "report/loader_plot.py",
         "report/network_plots.py", "report/palette.py",
-        "validate/scatter.py", "operate/plot.py", "explore/schedules_plot.py",
+        "validate/scatter.py", "operate/plot.py", "jitter/plot.py", "explore/schedules_plot.py",
+        "explore/search_plot.py", "explore/whatif_plot.py",
+        "explore/sweep/scaling_plot.py",
     },
-    "pandas": {"report/result.py"},
+    "joblib": {"explore/pool.py", "explore/sweep/pools.py"},
+    "distributed": {"explore/sweep/pools.py"},
+    "optuna": {"explore/tpe.py"},
+    "pandas": {"report/result.py", "explore/sweep/frame.py"},
     "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}
@@ -123,7 +128,7 @@ def test_the_public_names_are_these():
         "Cluster", "DeadlockError", "DescriptionError", "Device", "Link", "Model", "Nic", "Node",
         "Plan", "Program", "ProgramError", "Result", "Run", "Scenario", "ScheduleError",
         "Timeline", "TrainsimError", "load", "register_schedule", "simulate",
-        "simulate_schedule",
+        "simulate_schedule", "sweep",
     ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from simulator.describe.data import Data, data_problems
 from simulator.describe.experts import expert_problems
 from simulator.describe.fields import validate
 from simulator.describe.halves import schedule_contradictions
+from simulator.describe.jitter import Jitter, jitter_problems
 from simulator.describe.kinds import device_problems, mixture_problems
 from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
@@ -44,6 +45,9 @@ class Scenario:
     """What happens over days of it; `trainsim operate` reads it."""
     cost: Cost | None = None
     """Power and prices, where energy and money are asked for."""
+    jitter: Jitter | None = None
+    """What makes steps differ; `trainsim run` samples it beside the step that nothing disturbs,
+    which is what all else reads."""
     data: Data | None = None
     """How samples reach the devices; absent: they are there."""
     checkpoint: Save | None = None
@@ -158,6 +162,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
         )
     yield from device_problems(s)
     yield from mixture_problems(s)
+    yield from jitter_problems(s)
     yield from data_problems(s)
     yield from save_problems(s)
 

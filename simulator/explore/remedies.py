@@ -9,23 +9,20 @@ nobody asks for "zero 2", nor for "zero 1 and full recomputation".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 from simulator.api import simulate
 from simulator.cuts import resolved
-from simulator.describe.network import Network
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
+from simulator.explore.change import Settings, by_stage, changed, each_flow_alone, words
 from simulator.report.result import Result
 from simulator.report.summary import Summary
 from simulator.report.text import table
 from simulator.schedules import schedule_name
 from simulator.units import format_bytes, format_seconds
-
-Settings: TypeAlias = dict[str, object]
-"""Values by dotted key, as ``--set`` takes them."""
 
 MOST_FOUND = 5
 """Changes that are reported, the fastest of those that fit."""
@@ -43,10 +40,10 @@ OPTIONS = 3
 def _one_at_a_time(s: Scenario) -> Iterator[Settings]:
     """Let backwards come as early as they can: 1F1B keeps the fewest activations here."""
     if schedule_name(s.plan.schedule) != "1F1B":
-        changed: Settings = {"plan.chunks": 1} if s.plan.chunks > 1 else {}
+        settings: Settings = {"plan.chunks": 1} if s.plan.chunks > 1 else {}
         if s.plan.recompute_again:
-            changed["plan.recompute_again"] = False
-        yield {"plan.schedule": "1F1B", **changed}
+            settings["plan.recompute_again"] = False
+        yield {"plan.schedule": "1F1B", **settings}
 
 
 def _more(axis: str) -> Callable[[Scenario], Iterator[Settings]]:
@@ -131,7 +128,7 @@ class Remedy:
     @property
     def name(self) -> str:
         """The change as ``--set`` takes it."""
-        return ", ".join(f"{key}={_toml(value)}" for key, value in self.settings.items())
+        return ", ".join(words(self.settings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,10 +187,6 @@ class Remedies:
     def _tried(self) -> str:
         left = f", {self.left} more were not" if self.left else ""
         return f"{self.tried} change{'s' * (self.tried != 1)} simulated{left}"
-
-
-def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +249,7 @@ def _search(s: Scenario, now: Summary) -> tuple[list[_Outcome], int]:
             left += 1
             continue
         try:
-            outcomes.append(_outcome(candidate, _each_flow_alone(candidate.scenario), now))
+            outcomes.append(_outcome(candidate, each_flow_alone(candidate.scenario), now))
         except DescriptionError:  # too large for this machine
             left += 1
             continue
@@ -270,7 +263,7 @@ def _sharing_links(outcomes: list[_Outcome], now: Summary) -> list[_Outcome]:
     missing = MOST_FOUND
     for old in sorted((o for o in outcomes if o.fits), key=lambda o: o.remedy.step_time_s):
         if missing:
-            new = _outcome(old.candidate, _by_stage(old.candidate.scenario), now)
+            new = _outcome(old.candidate, by_stage(old.candidate.scenario), now)
             out.append(new)
             missing -= new.fits
     return out
@@ -288,16 +281,6 @@ def _outcome(candidate: _Candidate, s: Scenario, now: Summary) -> _Outcome:
     return _Outcome(candidate, remedy, then.fits, len(result.tiled.rank))
 
 
-def _by_stage(s: Scenario) -> Scenario:
-    """Return a scenario with the fewest ops; that moves no time and no memory."""
-    return replace(s, run=replace(s.run, detail="stage"))
-
-
-def _each_flow_alone(s: Scenario) -> Scenario:
-    run = replace(s.run, detail="stage", network="alpha-beta", overlap_slowdown=0.0)
-    return replace(s, run=run, cluster=replace(s.cluster, network=Network()))
-
-
 def _candidates(s: Scenario) -> list[_Candidate]:
     """Return every legal change and pair of changes, nearest first."""
     whole = _Candidate({}, {}, s)
@@ -312,22 +295,7 @@ def _candidates(s: Scenario) -> list[_Candidate]:
 
 def _options(base: _Candidate, row: int) -> Iterator[_Candidate]:
     """Return the nearest legal options of a row of the table, on top of a change."""
-    every = (_changed(base.scenario, settings) for settings in TABLE[row](base.scenario))
-    legal = (change for change in every if change is not None)
-    for step, (settings, changed) in enumerate(islice(legal, OPTIONS), 1):
-        yield _Candidate({**base.steps, row: step}, {**base.settings, **settings}, changed)
-
-
-def _changed(s: Scenario, settings: Settings) -> tuple[Settings, Scenario] | None:
-    """Return a scenario with other values, or None where it would be none."""
-    parts: dict[str, dict[str, object]] = {}
-    for key, value in settings.items():
-        part, _, name = key.partition(".")
-        parts.setdefault(part, {})[name] = value
-    if s.plan.stage_cut != "uniform":  # to be cut anew
-        parts.setdefault("plan", {})["layers_per_stage"] = None
-    try:
-        new = {part: replace(getattr(s, part), **values) for part, values in parts.items()}
-        return settings, replace(s, **new)
-    except DescriptionError:
-        return None
+    every = ((settings, changed(base.scenario, settings)) for settings in TABLE[row](base.scenario))
+    legal = ((settings, new) for settings, new in every if new is not None)
+    for step, (settings, new) in enumerate(islice(legal, OPTIONS), 1):
+        yield _Candidate({**base.steps, row: step}, {**base.settings, **settings}, new)

@@ -85,12 +85,9 @@ class Result:
         beside steps.
         """
         p, (_, end) = self.tiled, self.times.columns
-        previous, step = p.stream_previous, p.step
-        last = np.ones(len(step), bool)  # rows that no row of the same step follows in its stream
-        follows = np.flatnonzero(previous != NONE)
-        last[previous[follows][step[previous[follows]] == step[follows]]] = False
+        last = p.last_of_steps
         ahead = np.append([stream_category(n) in ("data", "save") for n in p.streams], False)
-        rows = np.flatnonzero(last & ~ahead[p.stream])
+        rows, step = last[~ahead[p.stream[last]]], p.step
         ends = np.zeros((int(step.max(initial=0)) + 1, len(p.tile_ranks), end.shape[1]), np.int64)
         np.maximum.at(ends, (step[rows], p.rank[rows]), end[rows])
         return ends
