@@ -39,8 +39,8 @@ DOORS = {
     "networkx": {"hardware/fabric.py"},
     "matplotlib": {
         "report/plots.py", "report/memory_plot.py", "report/network_plots.py", "report/palette.py",
-        "validate/scatter.py", "operate/plot.py", "explore/schedules_plot.py", "explore/search_plot.py",
-        "explore/whatif_plot.py",
+        "validate/scatter.py", "operate/plot.py", "explore/schedules_plot.py",
+        "explore/search_plot.py", "explore/whatif_plot.py",
     },
     "joblib": {"explore/pool.py"},
     "optuna": {"explore/tpe.py"},

@@ -219,7 +219,7 @@ def _which(owner: str, path: Path) -> str:
         named = list(path.kernels_s.items())[:4]
         return "  most in " + ", ".join(f"{k} {format_seconds(v)}" for k, v in named)
     mine = [(k, v) for k, v in path.groups_s.items() if k.partition(" ")[0] == owner][:3]
-    if not mine or len(mine) == 1 and " of " not in mine[0][0]:
+    if not mine or (len(mine) == 1 and " of " not in mine[0][0]):
         return ""
     return "  " + ", ".join(f"{k.partition(' of ')[2]} {format_seconds(v)}" for k, v in mine)
 
