@@ -197,7 +197,7 @@ def search_assumptions(found: Found) -> list[str]:
         "divided evenly, or with embedding and head counted as a layer each"
         if s.plan.stage_cut == "uniform"
         else f"batch, sequence, precision, optimizer and devices stay; dp fills the cluster; "
-        f"layers are cut by {s.plan.stage_cut}",
+        f"layers are cut by {s.plan.stage_cut}, so that no plan is ruled out before it is run",
         "a part of a step is a mean over ranks; parts of a plan less those of the first say what "
         "it loses",
     ]
