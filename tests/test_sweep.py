@@ -367,6 +367,7 @@ def test_a_sweep_in_which_nothing_can_run_exits_with_3(trainsim):
         (["--devices", "1,2", "--set", "plan.pp=1,2,3,...,20", "--plot", "scaling=a.png"],
          "would hold 20 lines"),
         (["--set", "plan.tp=1", "--workers", "2", "--scheduler", "tcp://x:1"], "has its own"),
+        (["--set", "plan.tp=1", "--scheduler", "nonsense"], "is no address of a Dask scheduler"),
         (["--rows", "none.csv"], "none.csv: cannot be read"),
     ],
 )  # fmt: skip

@@ -25,15 +25,8 @@ def trainsim(*arguments):
     )  # fmt: skip
 
 
-def swept(*arguments):
-    process = trainsim(*arguments)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return out
-
-
-def in_this_process(out, seed=None):
-    """Run the sweep in a forked child of a warm server, a batch of rows every 20 ms."""
+def in_this_process(out):
+    """Run the sweep without starting another process, a batch of rows every 20 ms."""
     from simulator.explore.sweep import workers
     from simulator.explore.sweep.run import grid_of, run_sweep
 
@@ -54,7 +47,7 @@ def journal(out):
 def undisturbed(tmp_path_factory):
     """The bytes that the sweep leaves when nobody disturbs it."""
     out = tmp_path_factory.mktemp("undisturbed") / "rows.csv"
-    swept(*SWEEP, "--out", out, "--workers", 1)
+    in_this_process(out)
     return out.read_bytes()
 
 
@@ -104,7 +97,7 @@ def test_when_the_sweep_is_killed_its_workers_end_and_the_next_one_goes_on(tmp_p
     wait_for(nobody_left)
     process.stdout.close()
     process.stderr.close()
-    swept(*SWEEP, "--out", out, "--workers", 2)
+    in_this_process(out)
     assert out.read_bytes() == undisturbed
 
 
@@ -121,7 +114,7 @@ def test_ctrl_c_leaves_a_state_that_goes_on_and_exits_with_130(tmp_path, undistu
     assert not out.exists()
     there = len(journal(out))
     assert 0 < there < POINTS
-    swept(*SWEEP, "--out", out, "--workers", 1)
+    in_this_process(out)
     assert out.read_bytes() == undisturbed
 
 

@@ -80,7 +80,8 @@ def sweep(
         from simulator.explore.sweep.scaling_plot import scaling_figure
 
         curves = scaling(swept)
-        text = f"{swept.headline}\n{scaling_text(curves)}"
+        parts = (swept.headline, scaling_text(curves), *swept.notes)
+        text = "\n".join(parts)
         for path in figures:
             scaling_figure(curves, path)
     if json_path:

@@ -100,10 +100,11 @@ HATCHES = {
 HATCHED_WHITE = ("tp", "pp", "dp", "cp", "ep", "tied", "offload", "data", "save", "gradients")
 
 SERIES = (
-    ("#332288", "o"), ("#cc6677", "s"), ("#44aa99", "^"), ("#882255", "D"), ("#999933", "v"),
+    ("#332288", "o"), ("#a83c55", "s"), ("#44aa99", "^"), ("#882255", "D"), ("#999933", "v"),
     ("#88ccee", "P"),
 )  # fmt: skip
-"""Colour and marker of lines that differ in what is compared; Tol's muted hues, none of above."""
+"""Colour and marker of lines that differ in what is compared: after Tol's muted hues, none of the
+above; the first three differ in grey too."""
 
 INK, FAINT = "#1a1a1a", "#5c5c5c"
 """Text that must be read, and text that explains it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -101,7 +101,7 @@ def _read(base: dict[str, Any], path: Path, settings: Settings) -> Scenario:
         if node is None:
             raise DescriptionError(f"{DEVICES}: {path.name} has no cluster.node to fill")
         table["cluster"] |= _filled(loader.load_node(node, path.parent), settings[DEVICES])
-    if _reshapes(settings):
+    if reshapes(settings):
         table["plan"].pop("dp", None)
     cluster = loader.cluster_of(table, path) if _scales(settings) else None
     if cluster is not None:
@@ -112,7 +112,7 @@ def _read(base: dict[str, Any], path: Path, settings: Settings) -> Scenario:
 
 def _of_scenario(base: Scenario, settings: Settings) -> Scenario:
     own = {"run.detail": "stage", **_own(settings)}
-    if not _reshapes(settings) and not _scales(settings):
+    if not reshapes(settings) and not _scales(settings):
         return changed(base, own)
     # Checked as a whole only once dp and the batch follow the rest.
     now = {key: value for key, value in own.items() if key.startswith(("cluster", "plan"))}
@@ -120,7 +120,7 @@ def _of_scenario(base: Scenario, settings: Settings) -> Scenario:
     if DEVICES in settings:
         cluster = replace(cluster, **_filled(cluster.node, settings[DEVICES]))
     plan: Plan = changed_part(base.plan, "plan", now)
-    if _reshapes(settings):
+    if reshapes(settings):
         dp = max(1, cluster.world_size // (plan.tp * plan.pp * plan.cp))
         plan = replace(plan, dp=dp)
     if _scales(settings):
@@ -135,12 +135,11 @@ def _own(settings: Settings) -> Settings:
     return {key: settings[key] for key in sorted(keys, key=lambda key: key.count("."))}
 
 
-def _reshapes(settings: Settings) -> bool:
-    """Return whether dp is to fill what other settings leave."""
-    return (
-        "plan.dp" not in settings
-        and "plan" not in settings
-        and any(key in RESHAPES or key.startswith("cluster.") for key in settings)
+def reshapes(keys: Iterable[str]) -> bool:
+    """Return whether dp is to fill what settings of some keys leave."""
+    keys = set(keys)
+    return not keys & {"plan", "plan.dp"} and any(
+        key in RESHAPES or key.startswith("cluster.") for key in keys
     )
 
 

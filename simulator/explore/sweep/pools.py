@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -22,8 +24,14 @@ Chunk: TypeAlias = tuple[Task, ...]
 Answer: TypeAlias = tuple[float, list[Record]]
 """Seconds that a chunk took, and its rows."""
 
+CONNECT_S = 10.0
+"""Seconds that a Dask scheduler has to answer."""
+
 PATIENCE_S = 30.0
-"""Seconds that a Dask cluster has to show its scheduler and a worker."""
+"""Seconds that a Dask cluster may be without a worker."""
+
+ADDRESS = re.compile(r"((tcp|tls|ws|wss|ucx)://)?[^/\s]+:\d+/?")
+"""Of a Dask scheduler."""
 
 RESUME = "what is done is kept where the sweep has an --out: the same command goes on from there"
 
@@ -127,6 +135,10 @@ class Remote:
     """The workers of a Dask cluster."""
 
     def __init__(self, address: str) -> None:
+        if not ADDRESS.fullmatch(address):
+            raise DescriptionError(
+                f"--scheduler {address!r}: is no address of a Dask scheduler, as tcp://host:8786"
+            )
         try:
             from distributed import Client
             from distributed.scheduler import KilledWorker
@@ -136,13 +148,17 @@ class Remote:
             ) from None
         try:
             connect: Any = Client
-            self._client = connect(address, timeout=PATIENCE_S, set_as_default=False)
+            self._client = connect(address, timeout=CONNECT_S, set_as_default=False)
             self._client.wait_for_workers(1, timeout=PATIENCE_S)
         except (OSError, ValueError) as error:
             raise DescriptionError(
                 f"--scheduler {address!r}: no Dask cluster with a worker answers there; start one "
                 f"with 'dask scheduler' and 'dask worker {address}' ({error})"
             ) from None
+        # What goes wrong with the connection is said in a sentence, not in Dask's tracebacks.
+        self._loud = [(h, h.level) for h in logging.getLogger("distributed").handlers]
+        for handler, _ in self._loud:
+            handler.setLevel(logging.CRITICAL)
         self.lost: tuple[type[BaseException], ...] = (KilledWorker,)
         self._address, self._executor = address, self._client.get_executor(pure=False)
         self._asked = self._seen = -1.0
@@ -169,7 +185,10 @@ class Remote:
             TrainsimError: when none has been there for a while.
         """
         alive = self._client.status == "running"
-        threads = sum(self._client.nthreads().values()) if alive else 0
+        try:
+            threads = sum(self._client.nthreads().values()) if alive else 0
+        except OSError:  # of a connection that has just closed
+            alive, threads = False, 0
         self._asked = now = time.monotonic()
         if threads:
             self._seen, self._threads = now, threads
@@ -182,3 +201,5 @@ class Remote:
         if now:
             self._executor.shutdown(wait=False)
         self._client.close()
+        for handler, level in self._loud:
+            handler.setLevel(level)

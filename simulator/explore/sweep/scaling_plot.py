@@ -18,6 +18,7 @@ from simulator.explore.sweep.point import FIXED
 from simulator.explore.sweep.scaling import Curve, Scaling, between, ratio
 from simulator.report import palette
 from simulator.report.palette import FAINT, INK, SERIES, text_width
+from simulator.units import format_count
 
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.6)), (0, (6, 2, 1, 2)))
 """Of lines by how the global batch follows the devices; strong scaling first."""
@@ -51,7 +52,9 @@ def scaling_figure(s: Scaling, path: str | Path | None = None) -> Figure:
         ("exposed communication / work", "log", lambda c: [ratio(row) for row in c.rows]),
     ]
     if all(row.get("run_devices_usd") for c in s.curves for row in c.rows):
-        panels.append(("cost of the devices of a run (USD)", "log", _cost))
+        first = s.curves[0].rows[0]
+        tokens = format_count(first["run_time_s"] * first["tokens_per_s"])
+        panels.append((f"cost of devices, {tokens} tokens (USD)", "log", _cost))
     with palette.style():
         labels = [curve.group or curve.regime for curve in s.curves]
         right = 0.42 + max(text_width(text, LABEL) for text in labels) / 72

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simulator.explore.sweep.frame import to_frame, written
+from simulator.explore.sweep.point import reshapes
 from simulator.explore.sweep.row import FAILED, OK, REFUSED, Row
 from simulator.report.summary import OWNERS
 from simulator.report.text import SCHEMA_VERSION, table
@@ -62,7 +63,16 @@ class Swept:
         lines = [self.headline]
         if self.ran:
             lines += ["", *self._table()]
-        return "\n".join([*lines, *self.reasons])
+        return "\n".join([*lines, *self.reasons, "", *self.notes])
+
+    @property
+    def notes(self) -> list[str]:
+        """What was assumed of every point that its row does not say."""
+        filled = "dp fills the cluster; " if reshapes(self.keys) else ""
+        return [
+            f'note: {filled}run.detail is "stage" unless set; all else that is assumed of a point '
+            "is what trainsim run lists for it"
+        ]
 
     @property
     def headline(self) -> str:
