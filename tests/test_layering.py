@@ -42,6 +42,8 @@ DOORS = {
         "validate/scatter.py", "operate/plot.py", "explore/schedules_plot.py",
     },
     "pandas": {"report/result.py"},
+    "torch": {f"validate/torch/{name}.py" for name in
+              ("device", "executor", "measure", "model", "worker")},
     "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}

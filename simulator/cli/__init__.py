@@ -1,4 +1,4 @@
-"""The command line: ``trainsim run|operate|check|show|import|validate``.
+"""The command line: ``trainsim run|operate|check|show|import|validate|calibrate``.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed while running, 2 wrong
 input, 3 the answer is no (does not fit, deadlock), 130 interrupted. Heavy modules load when a
@@ -14,6 +14,7 @@ import click
 
 from simulator.cli.exchange import import_group
 from simulator.cli.operate import operate
+from simulator.cli.ranks import calibrate
 from simulator.cli.run import check, run
 from simulator.cli.show import show
 from simulator.cli.validate import validate
@@ -29,7 +30,7 @@ def cli() -> None:
     """
 
 
-for command in (run, operate, check, show, import_group, validate):
+for command in (run, operate, check, show, import_group, validate, calibrate):
     cli.add_command(command)
 
 
