@@ -65,7 +65,7 @@ def validate_torch(
     Starts a process for each rank, or joins those that torchrun has started. Exits with 3 when the
     ranks do not train what one process does, or wait for each other.
     """
-    _check_files(timeline, machine, json_path)
+    _check_files(timeline, machine, None if json_path == "-" else json_path)
     loaded = load(scenario, overrides)
     from simulator.validate.torch.job import Job
     from simulator.validate.torch.replay import joined, replay, write_document
@@ -101,7 +101,7 @@ def calibrate(
     scenario: str, overrides: tuple[str, ...], out: str, device: str, timeout: float
 ) -> None:
     """Measure the op times of SCENARIO's stages here, on all its ranks at once, as a table."""
-    _check_files(out, None, None)
+    _check_files(out)
     loaded = load(scenario, overrides)
     from simulator.validate.torch.job import REPETITIONS, Job
     from simulator.validate.torch.replay import calibrate as measured
@@ -119,7 +119,7 @@ def _check_files(*paths: str | None) -> None:
     """Check before the work that files can be written, and that no two are one."""
     from simulator.files import check_writable
 
-    files = [path for path in paths if path is not None and path != "-"]
+    files = [path for path in paths if path is not None]
     if "" in files:
         raise DescriptionError("an output needs the name of a file")
     for path in files:

@@ -158,7 +158,7 @@ def compare(
     """
     job, measured = recording.job, recording.measured() if recording.steps else {}
     rows = tuple(
-        Row(name, ops[name].seconds, op.seconds, op.variation, op.times)
+        Row(name, ops[name].seconds, op.seconds, op.variation, len(op.samples))
         for name, op in measured.items()
         if name in ops
     )
@@ -168,7 +168,7 @@ def compare(
     apart = []
     if timed:
         engine = Prediction(job, links, recording.buckets)
-        apart = [engine.step(calibrated(own, links, job)) for own in visits]
+        apart = [calibrated(engine, own) for own in visits]
     every = np.ones(len(recording.steps), bool)
     return Comparison(
         job=job,

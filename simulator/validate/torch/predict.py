@@ -59,18 +59,28 @@ class Prediction:
         return to_seconds(run(self.program, ticks, self.engine).makespan)
 
 
-def calibrated(ops: Mapping[str, Op], links: Links, job: Job) -> Seconds:
-    """Return op times by stage, as measured apart from any step."""
-    _, send, receive = links.message(job.boundary_bytes)
+DRAWS = 25
+"""Steps whose median is the prediction from op times that were measured apart."""
+
+
+def calibrated(engine: Prediction, ops: Mapping[str, Op]) -> float:
+    """Return the seconds of a step whose op times are drawn from those measured apart.
+
+    Each action takes one of its label's times at random: ranks that wait for each other lose time
+    to every slow op and win none back from quick ones, which medians would hide. The median of
+    `DRAWS` such steps, from a fixed seed; without variation all of them are the same.
+    """
+    job, random = engine.job, np.random.default_rng(0)
+    _, send, receive = engine.links.message(job.boundary_bytes)
     own = {"SEND_F": send, "SEND_B": send, "RECV_F": receive, "RECV_B": receive}
 
     def seconds(rank: int, action: Action) -> float:
         if action.kind in own:
             return own[action.kind]
         found = ops.get(label(action))
-        return 0.0 if found is None else found.seconds
+        return 0.0 if found is None else float(random.choice(found.samples))
 
-    return seconds
+    return float(np.median([engine.step(seconds) for _ in range(DRAWS)]))
 
 
 def program_of(job: Job, buckets: Mapping[int, tuple[float, ...]]) -> Program:

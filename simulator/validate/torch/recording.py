@@ -32,7 +32,8 @@ class Op(NamedTuple):
     """Standard deviation over mean."""
     wall_seconds: float
     """Median by the wall clock."""
-    times: int
+    samples: tuple[float, ...]
+    """Every time that the median of what the device computed is of."""
 
     @classmethod
     def of(cls, pairs: npt.ArrayLike) -> Op:
@@ -40,7 +41,7 @@ class Op(NamedTuple):
         busy, wall = np.array(pairs, float).reshape(-1, 2).T
         return cls(
             float(np.median(busy)), float(busy.std() / busy.mean()), float(np.median(wall)),
-            len(busy),
+            tuple(busy.tolist()),
         )  # fmt: skip
 
 

@@ -181,7 +181,10 @@ def read_calibration(path: Path, job: Job) -> tuple[Mapping[str, Op], Links, str
             for name in SAME
             if table["job"][name] != _plain(getattr(job, name))
         ]
-        ops = {name: Op(**op) for name, op in table["actions"].items()}
+        ops = {
+            name: Op(**{**op, "samples": tuple(map(float, op["samples"]))})
+            for name, op in table["actions"].items()
+        }
         messages = tuple(tuple(row.values()) for row in table["messages"])
         links = Links(messages, tuple(tuple(row.values()) for row in table["sums"]))
         source = f"{path}: {table['measured_at']}, {table['machine']['device']}"

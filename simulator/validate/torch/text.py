@@ -39,7 +39,7 @@ def table_text(table: Mapping[str, Any]) -> str:
     lines = [f"{'op':8} {'median':>11} {'spread':>8} {'wall clock':>11} {'times':>6}"]
     lines += [
         f"{name:8} {format_seconds(op['seconds']):>11} {op['variation']:>8.1%} "
-        f"{format_seconds(op['wall_seconds']):>11} {op['times']:>6}"
+        f"{format_seconds(op['wall_seconds']):>11} {len(op['samples']):>6}"
         for name, op in table["actions"].items()
     ]
     for name in ("messages", "sums"):

@@ -53,6 +53,11 @@ def join(job: Job, rank: int, method: str) -> None:
     """Join the process group of all ranks."""
     device = DEVICES[job.device]
     if device.name == "cuda":
+        if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size)):
+            raise SystemExit(
+                f"torch finds {torch.cuda.device_count()} GPUs here; with --device cuda each rank "
+                "needs its own"
+            )
         torch.cuda.set_device(device.here())
     dist.init_process_group(
         device.backend, init_method=method, rank=rank, world_size=job.world_size, timeout=GIVE_UP
