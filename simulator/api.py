@@ -13,6 +13,7 @@ from simulator.errors import DescriptionError
 from simulator.hardware import price
 from simulator.hardware.placement import devices
 from simulator.lower import Actions, lower, lower_schedule
+from simulator.report.data import data_notes
 from simulator.report.result import Moves, Result
 from simulator.schedules import (
     BUBBLE_FRACTION,
@@ -42,6 +43,18 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
         ProgramError: when the program cannot run; it says which ranks and ops.
     """
     scenario = resolved(scenario)
+    result = _simulated(scenario, engine=engine, folded=folded)
+    if scenario.data is not None and result.breakdown.of("data").any():
+        there = _simulated(replace(scenario, data=None), folded=folded)
+        result = replace(result, without_data_s=there.step_time_s)
+    if scenario.checkpoint is not None:
+        plain = _simulated(replace(scenario, checkpoint=None), folded=folded)
+        result = replace(result, without_save_s=plain.step_time_s)
+    return replace(result, notes=(*result.notes, *pace_notes(result), *data_notes(result)))
+
+
+def _simulated(scenario: Scenario, *, engine: str = "compiled", folded: bool) -> Result:
+    """Return what one run of a scenario gives, with the notes that need no other run."""
     program = lower(scenario)
     placement = devices(scenario.plan, scenario.cluster)
     ticks = price(program, scenario.cluster, placement)
@@ -63,8 +76,7 @@ def simulate(scenario: Scenario, *, engine: str = "compiled", folded: bool = Tru
     notes = pipeline_notes(plan.schedule, plan.pp, scenario.num_microbatches, plan.chunks)
     notes = (*notes, *filter(None, [folding.reason]))
     moves = Moves(traffic, ticks) if traffic is not None else None
-    result = Result(program, timeline, scenario, notes, moves)
-    return replace(result, notes=(*notes, *pace_notes(result)))
+    return Result(program, timeline, scenario, notes, moves)
 
 
 def simulate_schedule(

@@ -198,6 +198,8 @@ def _measured(s: Scenario) -> Runs:
             global_batch_size=each * plan.microbatch_size * plan.dp,
         ),
         cluster=replace(s.cluster, network=Network()),
+        data=None,
+        checkpoint=None,
     )  # fmt: skip
     return _by_block(simulate(short), short, each - 1)
 

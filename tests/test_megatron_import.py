@@ -256,9 +256,11 @@ def test_the_example_of_deepseek_v3_is_the_model_of_the_catalogue():
     assert dataclasses.asdict(ours) == shown
 
 
-def test_the_example_of_deepseek_v3_sends_tokens_to_four_nodes():
-    plan = import_megatron(DEEPSEEK_V3, node="dgx-h100", nodes=128).scenario.plan
-    assert (plan.ep, plan.etp, plan.expert_dispatch) == (8, 1, "node_limited")
+@pytest.mark.parametrize(("ep", "dispatch"), [(8, "deduplicated"), (64, "node_limited")])
+def test_the_example_of_deepseek_v3_sends_tokens_to_four_nodes_where_there_are_more(ep, dispatch):
+    given = {"EP": str(ep)}
+    s = import_megatron(DEEPSEEK_V3, node="dgx-h100", nodes=128, variables=given).scenario
+    assert (s.plan.ep, s.plan.etp, s.plan.expert_dispatch) == (ep, 1, dispatch)
 
 
 def test_what_moves_times_and_is_not_modelled_is_listed_with_what_is_taken():
@@ -552,12 +554,12 @@ def test_the_default_dispatcher_gathers_and_is_listed_as_not_modelled():
     [
         ("", "all_to_all"),
         ("--moe-token-dispatcher-type flex", "deduplicated"),
-        ("--moe-token-dispatcher-type flex --moe-router-num-groups 4 --moe-router-group-topk 2",
-         "node_limited"),
+        ("--moe-token-dispatcher-type flex --moe-router-num-groups 4 --moe-router-group-topk 2 "
+         "--num-experts 16 --expert-model-parallel-size 16", "node_limited"),
     ],
 )  # fmt: skip
 def test_deepep_sends_a_token_once(flags, dispatch):
-    plan = plan_of(f"{EXPERTS} --expert-model-parallel-size 4 {flags}")
+    plan = plan_of(f"{EXPERTS} --expert-model-parallel-size 4 {flags}", nodes=2)
     assert plan.expert_dispatch == dispatch
 
 

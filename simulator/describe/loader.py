@@ -7,6 +7,7 @@ one is near, a suggestion.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import tomllib
@@ -163,7 +164,7 @@ class _Builder:
                 return tuple(typing.cast("list[object]", raw))
         elif typing.get_origin(rule.base) is dict and isinstance(raw, dict):
             base, markers = split(typing.get_args(rule.base)[1])
-            item = Rule(base, markers, False, True, described(base))
+            item = Rule(base, markers, False, True, described(base), dataclasses.MISSING)
             return {k: self.value(item, v, f"{here}.{k}", here) for k, v in raw.items()}
         else:
             try:

@@ -14,6 +14,7 @@ from simulator.errors import DeadlockError
 from simulator.lower import blocking, clipping, offload, sharding
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
+from simulator.lower.data import load
 from simulator.lower.grid import Grid, to_grid
 from simulator.lower.memory import more_buffer_bytes, rank_memory
 from simulator.lower.mesh import Mesh
@@ -21,6 +22,7 @@ from simulator.lower.pairs import pair_takes
 from simulator.lower.pipeline import expand, repeat_steps, without_flush
 from simulator.lower.places import layout, microbatches_begun
 from simulator.lower.replicate import replicate
+from simulator.lower.save import save_state
 from simulator.lower.segments import COMPUTE, Segment
 from simulator.lower.shapes import shapes
 from simulator.lower.staleness import CLOCK, bound_staleness
@@ -80,6 +82,8 @@ def lower(s: Scenario) -> Program:
     if several and (s.run.clip_grad or s.run.scales_loss):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
+    steps, costs = save_state(steps, s, costs)
+    steps, costs = load(steps, s, costs)
     program = replicate(steps, Mesh.of(s.plan), costs, static)
     if s.cluster.is_mixed:
         own = program.static_bytes + more_buffer_bytes(s)

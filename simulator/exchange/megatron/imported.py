@@ -68,7 +68,7 @@ def import_megatron(
         raise DescriptionError(args.problems)
     dp = max(1, world // share)
     model.model(draft)
-    plan.plan(draft, dp, run.gradient_bytes(args))
+    plan.plan(draft, dp, per_node=used.ranks_per_node, gradient_bytes=run.gradient_bytes(args))
     run.run(draft, dp)
     _unmapped(draft)
     problems = [*args.problems, *draft.refused]

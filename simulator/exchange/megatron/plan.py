@@ -23,12 +23,13 @@ LEAST_BUCKET, BUCKET_OF_A_RANK = 40_000_000, 1_000_000
 each data-parallel rank, the second (megatron/core/distributed/distributed_data_parallel.py)."""
 
 
-def plan(draft: Draft, dp: int, gradient_bytes: int) -> None:
+def plan(draft: Draft, dp: int, *, per_node: int, gradient_bytes: int) -> None:
     """Fill the table of the plan.
 
     Args:
         draft: what is filled.
         dp: data-parallel degree that the cluster leaves.
+        per_node: devices used in each node.
         gradient_bytes: of one parameter's gradient as it is reduced.
     """
     args = draft.args
@@ -36,7 +37,7 @@ def plan(draft: Draft, dp: int, gradient_bytes: int) -> None:
     draft.put("plan.tp", tp, "tensor-model-parallel-size")
     draft.put("plan.pp", pp, "pipeline-model-parallel-size")
     _context(draft)
-    _experts(draft, tp)
+    _experts(draft, tp, per_node)
     _order(draft)
     _pipeline(draft, pp, dp)
     draft.put("plan.microbatch_size", args["micro-batch-size"] or 1, "micro-batch-size")
@@ -62,7 +63,7 @@ def _context(draft: Draft) -> None:
     draft.put("plan.cp_style", CP_STYLES[kinds.pop()], "cp-comm-type")
 
 
-def _experts(draft: Draft, tp: int) -> None:
+def _experts(draft: Draft, tp: int, per_node: int) -> None:
     args, ep = draft.args, draft.args["expert-model-parallel-size"]
     draft.takes("expert-model-parallel-size", "expert-tensor-parallel-size")
     draft.takes("moe-token-dispatcher-type", "moe-enable-deepep", "moe-flex-dispatcher-backend")
@@ -82,10 +83,10 @@ def _experts(draft: Draft, tp: int) -> None:
         flag = "moe-pad-expert-input-to-capacity"
         draft.put("plan.expert_padding", args[flag], flag)
     if ep > 1:
-        _dispatch(draft)
+        _dispatch(draft, beyond_a_node=ep * etp > per_node)
 
 
-def _dispatch(draft: Draft) -> None:
+def _dispatch(draft: Draft, *, beyond_a_node: bool) -> None:
     """Set how tokens are sent: DeepEP and HybridEP send one once to a node, or once to a rank."""
     args, flag = draft.args, "moe-token-dispatcher-type"
     kind = args[flag]
@@ -97,7 +98,7 @@ def _dispatch(draft: Draft) -> None:
                         "type alltoall")  # fmt: skip
     elif kind == "flex":
         groups, most = args["moe-router-num-groups"], args["moe-router-group-topk"]
-        limited = bool(groups and most and most < groups)
+        limited = bool(beyond_a_node and groups and most and most < groups)
         dispatch = "node_limited" if limited else "deduplicated"
         draft.put("plan.expert_dispatch", dispatch, *flags)
 
