@@ -59,7 +59,7 @@ def search_figure(found: Found, kind: str = "memory", path: str | Path | None = 
     groups: dict[str, list[Trial]] = {}
     for t in cut:
         if t.fits and t is not first:
-            owner, seconds = next(iter(longer(t, first).items()))
+            owner, seconds = next(iter(longer(t, first, found.objective).items()))
             groups.setdefault(owner if seconds > 0 else "compute", []).append(t)
     over = [t for t in cut if not t.fits]
     handles = [
