@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks.cases import GROWTH, RUNS, legal, parts, plans
+from benchmarks.cases import GROWTH, RUNS, jittered, legal, parts, plans
 from simulator.report.text import table
 
 REPEATS = 5
@@ -61,12 +61,16 @@ def main() -> None:
                         + "; ".join(RUNS))  # fmt: skip
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--sweep", type=int, default=1000, help="plans of the sweep")
+    parser.add_argument("--jitter-only", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--sweep-only", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     write = sys.stdout.write
     if chosen.one or chosen.sweep_only:
         found = measure(chosen.one) if chosen.one else sweep(chosen.sweep)
         write(json.dumps(found))
+        return
+    if chosen.jitter_only:
+        write(json.dumps(jittered(chosen.jitter_only)))
         return
     names = chosen.names or list(RUNS)
     if unknown := [name for name in names if name not in RUNS]:
@@ -92,6 +96,9 @@ def main() -> None:
         write(f"sweep of {s['plans']:.0f} plans of GPT-3 175B on 1,024 ranks, folded, description "
               f"to summary: median {1e3 * s['median']:.2f} ms, mean {1e3 * s['mean']:.2f} ms, "
               f"{s['total']:.1f} s in all (median {s['ops']:,.0f} ops unfolded)\n")  # fmt: skip
+        j = apart("--jitter-only", "100")
+        write(f"{j['samples']:.0f} samples of Llama-3 405B's step under noise, each replayed "
+              f"without: {j['total']:.1f} s ({j['ops']:,.0f} ops a sample)\n")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from simulator.api import simulate
 from simulator.describe.loader import scenario
 from simulator.describe.scenario import Scenario
 from simulator.engine import Folding, fold, run
 from simulator.errors import DescriptionError
 from simulator.hardware import price
+from simulator.jitter import study
 from simulator.lower import lower
 from simulator.report.result import Result
 
@@ -85,6 +87,17 @@ def parts(table: Table, engine: str, folded: bool) -> dict[str, float]:
     at.append(time.perf_counter())
     build, engine_s, report = (b - a for a, b in itertools.pairwise(at))
     return {"ops": len(program), "build": build, "engine": engine_s, "report": report}
+
+
+def jittered(samples: int) -> dict[str, float]:
+    """Return the seconds of samples of Llama-3 405B's step under noise, replays included."""
+    table = {**llama(), "jitter": {"op_cv": 0.05, "samples": samples}}
+    table["run"] = {**table["run"], "detail": "stage"}
+    result = simulate(scenario(table, Path("benchmark.toml")))
+    study(result, samples=1)
+    begun = time.perf_counter()
+    study(result)
+    return {"samples": samples, "total": time.perf_counter() - begun, "ops": len(result.tiled)}
 
 
 def plans() -> Iterator[Table]:

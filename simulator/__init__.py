@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ScheduleError,
         TrainsimError,
     )
+    from simulator.explore.sweep.run import sweep
     from simulator.program import Program
     from simulator.report.result import Result
     from simulator.schedules import register_schedule
@@ -46,6 +47,7 @@ _HOME = {
     "errors": (
         "DeadlockError", "DescriptionError", "ProgramError", "ScheduleError", "TrainsimError",
     ),
+    "explore.sweep.run": ("sweep",),
     "program": ("Program",),
     "report.result": ("Result",),
     "schedules": ("register_schedule",),
@@ -75,6 +77,7 @@ __all__ = [
     "register_schedule",
     "simulate",
     "simulate_schedule",
+    "sweep",
 ]
 
 

@@ -15,6 +15,7 @@ from simulator.hardware import price
 from simulator.hardware.placement import devices
 from simulator.lower import Actions, lower, lower_schedule
 from simulator.program import Int64, Program
+from simulator.report.data import data_notes
 from simulator.report.result import Moves, Result
 from simulator.schedules import (
     BUBBLE_FRACTION,
@@ -52,6 +53,32 @@ def simulate(
         ProgramError: when the program cannot run; it says which ranks and ops.
     """
     scenario = resolved(scenario)
+    result = _simulated(scenario, engine, folded, repriced)
+    if scenario.data is not None and result.breakdown.of("data").any():
+        there = _simulated(replace(scenario, data=None), "compiled", folded, repriced)
+        result = replace(result, without_data_s=there.step_time_s)
+    if scenario.checkpoint is not None:
+        plain = _simulated(replace(scenario, checkpoint=None), "compiled", folded, repriced)
+        result = replace(result, without_save_s=plain.step_time_s)
+    return replace(
+        result, notes=(*result.notes, *pace_notes(result), *data_notes(result), *_first(scenario))
+    )
+
+
+def _first(scenario: Scenario) -> tuple[str, ...]:
+    """Return a warning when the step that is reported is the one with the warm-up."""
+    if not scenario.run.warm_up or scenario.run.num_steps > 1:
+        return ()
+    return ("run.num_steps 1: the step is the first one, run.warm_up with it",)
+
+
+def _simulated(
+    scenario: Scenario,
+    engine: str,
+    folded: bool,
+    repriced: Callable[[Program, Int64], Int64] | None,
+) -> Result:
+    """Return what one run of a scenario gives, with the notes that need no other run."""
     program = lower(scenario)
     placement = devices(scenario.plan, scenario.cluster)
     ticks = price(program, scenario.cluster, placement)
@@ -75,10 +102,10 @@ def simulate(
     timeline = run(run_as[0], run_as[1], engine, folding, run_as[2])
     plan = scenario.plan
     notes = pipeline_notes(plan.schedule, plan.pp, scenario.num_microbatches, plan.chunks)
-    notes = (*notes, *filter(None, [folding.reason]))
+    undisturbed = "the step above is the one that jitter does not disturb" * bool(scenario.jitter)
+    notes = (*notes, *filter(None, [folding.reason, undisturbed]))
     moves = Moves(traffic, ticks) if traffic is not None else None
-    result = Result(program, timeline, scenario, notes, moves)
-    return replace(result, notes=(*notes, *pace_notes(result)))
+    return Result(program, timeline, scenario, notes, moves)
 
 
 def simulate_schedule(

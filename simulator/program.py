@@ -118,6 +118,8 @@ class Flow:
     """Device memory of each member that comes alive when the flow starts."""
     free: Memory = NOTHING
     """Device memory of each member that is released when the flow ends."""
+    storage: str = ""
+    """Of `STORED` flows: from which of `Cluster.storage`, or to which; `count` requests."""
 
 
 ONE_SIDED = ("push", "pull")
@@ -125,6 +127,9 @@ ONE_SIDED = ("push", "pull")
 
 SERVED = ("push_pull", *ONE_SIDED)
 """Flows to and from parameter servers."""
+
+STORED = ("read", "scattered_read", "write")
+"""Flows between storage and the host of the first rank of their group."""
 
 Cost: TypeAlias = Work | Flow
 
@@ -254,6 +259,15 @@ class Program:
         same = (lane[order][1:] == lane[order][:-1]) & (self.stream[order][1:] != NONE)
         previous[order[1:][same]] = order[:-1][same]
         return previous
+
+    @cached_property
+    def last_of_steps(self) -> Int64:
+        """Rows that no row of the same step follows in their stream."""
+        previous, step = self.stream_previous, self.step
+        last = np.ones(len(step), bool)
+        follows = np.flatnonzero(previous != NONE)
+        last[previous[follows][step[previous[follows]] == step[follows]]] = False
+        return np.flatnonzero(last)
 
     @cached_property
     def joint_members(self) -> Groups:

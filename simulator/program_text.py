@@ -84,7 +84,8 @@ def _cost_lines(number: int, cost: Cost) -> list[str]:
     if isinstance(cost, Flow):
         size = f"bytes={_real(cost.bytes)}{seconds}{_times(cost.count)}"
         servers = f" servers={cost.servers}" if cost.servers else ""
-        return [f"cost {number} flow {_quote(cost.name)} {size}{servers}{alloc}{free}"]
+        storage = f" storage={_quote(cost.storage)}" if cost.storage else ""
+        return [f"cost {number} flow {_quote(cost.name)} {size}{servers}{alloc}{free}{storage}"]
     return [f"cost {number} work {_quote(cost.name)}{seconds}{alloc}{free}"] + [
         f"  kernel {_quote(k.name)} flops={_real(k.flops)} bytes={_real(k.bytes)} "
         f"dtype={_quote(k.dtype)}"
@@ -258,12 +259,13 @@ def _read_cost(draft: _Draft, words: list[str]) -> None:
     kind = _at(words, 0, "kind", "a cost")
     name = _unquote(_at(words, 1, "name", "a cost"))
     if kind == "flow":
-        known = ("seconds", "count", "servers", "alloc", "free")
+        known = ("seconds", "count", "servers", "alloc", "free", "storage")
         fields = _fields(words[2:], "a flow", required=("bytes",), optional=known)
         size, seconds, count = _number(fields, "bytes"), _seconds(fields), _count(fields)
         servers = _whole(fields.get("servers", "0"), "number of servers", _INT32_END)
         alloc, free = _sizes(fields, "alloc"), _sizes(fields, "free")
-        draft.costs.append(Flow(name, size, seconds, count, servers, alloc, free))
+        storage = _unquote(fields.get("storage", ""))
+        draft.costs.append(Flow(name, size, seconds, count, servers, alloc, free, storage))
     elif kind == "work":
         fields = _fields(words[2:], "a work", optional=("seconds", "alloc", "free"))
         alloc, free = _sizes(fields, "alloc"), _sizes(fields, "free")

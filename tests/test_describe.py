@@ -1,5 +1,6 @@
 """Descriptions: what a file means, and what is said when it is wrong."""
 
+import dataclasses
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,13 @@ import pytest
 
 import simulator as sim
 from simulator.describe import catalog
+from simulator.describe.cluster import Cluster
+from simulator.describe.fields import complaint, rules
 from simulator.describe.loader import parse_override, scenario
+from simulator.describe.model import Model
+from simulator.describe.network import Network
+from simulator.describe.plan import Plan
+from simulator.describe.run import Run
 from simulator.errors import DescriptionError
 
 
@@ -294,3 +301,10 @@ def test_a_model_is_no_scenario():
 def test_a_sequence_longer_than_the_window_of_attention_is_refused():
     with pytest.raises(DescriptionError, match="8192 is more than the 4096 tokens back to which"):
         read(model="mistral-7b", run={"sequence_length": 8192})
+
+
+@pytest.mark.parametrize("described", [Model, Cluster, Network, Plan, Run])
+def test_every_default_is_legal(described):
+    for name, rule in rules(described).items():
+        if not (rule.required or rule.default is dataclasses.MISSING or rule.default is None):
+            assert complaint(rule.default, rule.base, rule.markers) is None, name

@@ -8,7 +8,7 @@ from conftest import make_cluster
 
 from simulator.describe import catalog
 from simulator.describe.cluster import Cluster, Pcie
-from simulator.describe.loader import _Builder
+from simulator.describe.loader import Builder
 from simulator.describe.network import Edge, Network
 from simulator.errors import DescriptionError
 from simulator.hardware.fabric import build
@@ -44,7 +44,7 @@ def rate(fabric, name):
 def catalogued(node, num_nodes=1):
     problems = []
     table = {"node": node, "num_nodes": num_nodes}
-    cluster = _Builder(catalog.root() / "test.toml", problems).build(Cluster, table, "cluster")
+    cluster = Builder(catalog.root() / "test.toml", problems).build(Cluster, table, "cluster")
     assert not problems
     return cluster
 

@@ -16,7 +16,7 @@ LAYERS = (
     ("budget",),
     ("kernels",),
     ("program", "timeline", "files"),
-    ("traffic",),
+    ("traffic", "pauses"),
     ("schedules", "program_text"),
     ("describe",),
     ("lower",),
@@ -25,7 +25,7 @@ LAYERS = (
     ("exchange",),
     ("report",),
     ("api", "cuts"),
-    ("operate",),
+    ("operate", "jitter"),
     ("explore",),
     ("validate",),
     ("cli",),
@@ -38,13 +38,16 @@ DOORS = {
     "numba": {"kernels/jit.py"},
     "networkx": {"hardware/fabric.py"},
     "matplotlib": {
-        "report/plots.py", "report/memory_plot.py", "report/network_plots.py", "report/palette.py",
-        "validate/scatter.py", "operate/plot.py", "explore/schedules_plot.py",
+        "report/plots.py", "report/memory_plot.py", "report/loader_plot.py",
+        "report/network_plots.py", "report/palette.py",
+        "validate/scatter.py", "operate/plot.py", "jitter/plot.py", "explore/schedules_plot.py",
         "explore/search_plot.py", "explore/whatif_plot.py",
+        "explore/sweep/scaling_plot.py",
     },
-    "joblib": {"explore/pool.py"},
+    "joblib": {"explore/pool.py", "explore/sweep/pools.py"},
+    "distributed": {"explore/sweep/pools.py"},
     "optuna": {"explore/tpe.py"},
-    "pandas": {"report/result.py"},
+    "pandas": {"report/result.py", "explore/sweep/frame.py"},
     "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}
@@ -125,7 +128,7 @@ def test_the_public_names_are_these():
         "Cluster", "DeadlockError", "DescriptionError", "Device", "Link", "Model", "Nic", "Node",
         "Plan", "Program", "ProgramError", "Result", "Run", "Scenario", "ScheduleError",
         "Timeline", "TrainsimError", "load", "register_schedule", "simulate",
-        "simulate_schedule",
+        "simulate_schedule", "sweep",
     ]  # fmt: skip
 
 

@@ -12,10 +12,18 @@ from matplotlib.figure import Figure
 import simulator
 from simulator.describe.loader import scenario
 from simulator.errors import DescriptionError
+from simulator.program import ACTION_CODE
 from simulator.report.breakdown import CATEGORIES
 from simulator.report.memory_plot import memory_parts
 from simulator.report.palette import COLOURS, lightness
-from simulator.report.plots import FIGURES, breakdown_bars, flow_spans, pipeline_rows
+from simulator.report.plots import (
+    FIGURES,
+    at_once,
+    breakdown_bars,
+    flow_spans,
+    pipeline_cells,
+    pipeline_rows,
+)
 from simulator.report.result import Result
 
 OF_RANKS = ("pipeline", "breakdown", "memory")
@@ -306,3 +314,17 @@ def test_pairs_are_framed_and_only_they():
 def test_a_figure_says_which_schedule_it_shows():
     figure = simulator.simulate_schedule("zb-h1", stages=2, microbatches=4).plot.pipeline()
     assert any(text.get_text().startswith("ZB-H1: step time") for text in figure.texts)
+
+
+def test_actions_whose_kernels_take_turns_have_half_a_row_each():
+    pairs = {"plan.schedule": "DualPipe", "plan.chunks": 2, "run.global_batch_size": 32}
+    result = simulator.simulate(simulator.load("llama-3-8b-3d", pairs))
+    cells = pipeline_cells(result, result.stage_ranks, *result.window)
+    place = at_once(cells)
+    assert set(place[cells.action == ACTION_CODE["F"]].tolist()) == {0, 1}
+    assert set(place[cells.action == ACTION_CODE["B"]].tolist()) == {0, 2}
+    for half in range(3):
+        mine = np.flatnonzero(place == half)
+        mine = mine[np.lexsort((cells.start[mine], cells.row[mine]))]
+        same = cells.row[mine[1:]] == cells.row[mine[:-1]]
+        assert (cells.start[mine[1:]] >= cells.end[mine[:-1]])[same].all()

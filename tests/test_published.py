@@ -10,6 +10,7 @@ from simulator.describe import catalog
 from simulator.errors import DescriptionError
 from simulator.lower.layers import num_parameters
 from simulator.validate import convolution, megatron, scenarios, schedules, sharded
+from simulator.validate.jobs import rerun_all
 from simulator.validate.published import Outcome, Report, document, rerun
 from simulator.validate.sources import SOURCES, named
 from simulator.validate.text import published_text, summary
@@ -50,7 +51,7 @@ def tables(monkeypatch):
 
 @pytest.fixture(scope="module")
 def reports():
-    return [rerun(source) for source in SOURCES]
+    return rerun_all(SOURCES)
 
 
 # --- the account ------------------------------------------------------------------------------
@@ -508,3 +509,8 @@ def test_the_ranking_is_spearmans(pairs, ranking):
     )
     found = Report(SOURCES[0], outcomes, ()).ranking
     assert found == ranking or found == pytest.approx(ranking)
+
+
+def test_rows_dealt_out_to_processes_come_back_in_their_order():
+    (source,) = sources = named(("korthikanti-saving",))
+    assert rerun_all(sources, jobs=2) == rerun_all(sources, jobs=1) == [rerun(source)]

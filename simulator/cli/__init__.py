@@ -1,4 +1,4 @@
-"""The command line: ``trainsim run|operate|check|show|import|validate``.
+"""The command line: ``trainsim run|operate|sweep|check|show|import|validate``.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed while running, 2 wrong
 input, 3 the answer is no (does not fit, deadlock), 130 interrupted. Heavy modules load when a
@@ -17,6 +17,7 @@ from simulator.cli.operate import operate
 from simulator.cli.run import check, run
 from simulator.cli.search import search
 from simulator.cli.show import show
+from simulator.cli.sweep import sweep
 from simulator.cli.validate import validate
 from simulator.cli.whatif import whatif
 from simulator.errors import TrainsimError
@@ -31,7 +32,7 @@ def cli() -> None:
     """
 
 
-for command in (run, whatif, search, operate, check, show, import_group, validate):
+for command in (run, whatif, search, sweep, operate, check, show, import_group, validate):
     cli.add_command(command)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,12 +32,12 @@ def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return scenario_argument(set_option(command))
 
 
-def progress(items: Sequence[T]) -> Iterator[T]:
+def progress(items: Iterable[T], length: int) -> Iterator[T]:
     """Go through items with a bar on a terminal's stderr, and without a word elsewhere."""
     if not sys.stderr.isatty():
         yield from items
         return
-    with click.progressbar(items, file=sys.stderr) as bar:
+    with click.progressbar(items, length, file=sys.stderr) as bar:
         yield from bar
 
 
@@ -54,17 +54,26 @@ def load(scenario: str, overrides: tuple[str, ...]) -> Scenario:
     return resolved(loaded)
 
 
-def figure_of(text: str) -> tuple[str, Path]:
-    """Return the figure and the file of a ``--plot`` value, after checking both."""
+NO_JITTER = (
+    "the scenario has no [jitter] table, which says what disturbs its step; give it one, as by "
+    "--set jitter.op_cv=0.05"
+)
+
+
+def figure_of(text: str, more: tuple[str, ...] = ()) -> tuple[str, Path]:
+    """Return the figure and the file of a ``--plot`` value, after checking both.
+
+    `more` are figures that a command has beside those of every result.
+    """
     from simulator.report.palette import check_path
     from simulator.report.plots import FIGURES
 
     name, equals, path = text.partition("=")
     if not equals:
         name, path = "pipeline", text
-    if name not in FIGURES:
-        known = ", ".join(FIGURES)
-        raise DescriptionError(f"--plot {text!r}: no figure {name!r}; there are {known}")
+    known = (*FIGURES, *more)
+    if name not in known:
+        raise DescriptionError(f"--plot {text!r}: no figure {name!r}; there are {', '.join(known)}")
     check_path(path)
     return name, Path(path)
 
@@ -75,6 +84,12 @@ def check_figures(names: list[str], loaded: Scenario) -> None:
         from simulator.report.network_plots import NOT_SHARED
 
         raise DescriptionError(NOT_SHARED)
+    if "jitter" in names and loaded.jitter is None:
+        raise DescriptionError(f"--plot jitter=FILE shows samples; {NO_JITTER}")
+    if "loader" in names and loaded.data is None:
+        from simulator.report.loader_plot import NO_DATA
+
+        raise DescriptionError(NO_DATA)
 
 
 def check_outputs(json_path: str | None, trace: str | None, figures: list[Path]) -> None:

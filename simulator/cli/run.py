@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 from simulator.cli.options import (
+    NO_JITTER,
     OVER_CAPACITY,
     check_figures,
     check_outputs,
@@ -19,6 +20,7 @@ from simulator.errors import DescriptionError
 
 if TYPE_CHECKING:
     from simulator.explore.remedies import Remedies
+    from simulator.jitter import Jittered
     from simulator.report.result import Result
 
 
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     "plots",
     multiple=True,
     metavar="[NAME=]FILE",
-    help="Draw pipeline (the default), breakdown, memory, links or topology (repeatable).",
+    help="Draw pipeline (the default), breakdown, memory, loader, links, topology or jitter "
+    "(repeatable).",
 )
 @click.option(
     "--trace-ranks",
@@ -43,35 +46,52 @@ if TYPE_CHECKING:
 @click.option("--no-fold", is_flag=True, help="Run every rank, also those that run alike.")
 @click.option("--engine", type=click.Choice(["compiled", "events", "reference"]),
               default="compiled", show_default=True, help="All give the same times.")  # fmt: skip
+@click.option("--samples", type=click.IntRange(min=1),
+              help="Steps drawn under [jitter], in place of jitter.samples.")  # fmt: skip
 def run(
     scenario: str, overrides: tuple[str, ...], json_path: str | None, trace: str | None,
-    plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str,
+    plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str, samples: int | None,
 ) -> int:  # fmt: skip
     """Simulate SCENARIO and report step time, memory and the bottleneck.
 
-    Where it does not fit, the nearest changes that do are listed too, and the exit code is 3.
+    Where it does not fit, the nearest changes that do are listed too, and the exit code is 3. With
+    a [jitter] table many disturbed steps are drawn and reported beside the undisturbed one.
     """
-    figures = [figure_of(text) for text in plots]
+    figures = [figure_of(text, ("jitter",)) for text in plots]
     check_outputs(json_path, trace, [path for _, path in figures])
     if trace is None and trace_ranks != "some":
         raise DescriptionError("--trace-ranks says which ranks --trace shows; give --trace too")
     loaded = load(scenario, overrides)
     ranks = ranks_of(trace_ranks, loaded.cluster.world_size)
     check_figures([name for name, _ in figures], loaded)
+    if samples is not None and loaded.jitter is None:
+        raise DescriptionError(f"--samples {samples}: {NO_JITTER}")
     from simulator.api import simulate
 
     result = simulate(loaded, engine=engine, folded=not no_fold)
     from simulator.explore.remedies import find_remedies
 
     remedies = find_remedies(result)
+    jittered = _jittered(result, engine, samples)
     if json_path:
-        write_json(result.to_dict() | remedies_dict(remedies) | _cost_dict(result), json_path)
+        write_json(
+            result.to_dict()
+            | remedies_dict(remedies)
+            | _cost_dict(result)
+            | _jitter_dict(jittered),
+            json_path,
+        )
     if json_path != "-":
-        click.echo(f"{result}{remedies_text(remedies)}{_cost_text(result)}")
+        click.echo(f"{result}{remedies_text(remedies)}{_cost_text(result)}{_jitter_text(jittered)}")
     if trace:
         result.save_trace(trace, ranks)
     for name, path in figures:
-        getattr(result.plot, name)(path)
+        if name != "jitter":
+            getattr(result.plot, name)(path)
+        elif jittered is not None:
+            from simulator.jitter.plot import jitter_figure
+
+            jitter_figure(jittered, path)
     return 0 if result.summary.fits else OVER_CAPACITY
 
 
@@ -115,6 +135,31 @@ def _cost_dict(result: Result) -> dict[str, Any]:
 
     step, million = step_bills(result)
     return {"cost": {"step": bill_dict(step), "million_tokens": bill_dict(million)}}
+
+
+def _jittered(result: Result, engine: str, samples: int | None) -> Jittered | None:
+    """Return the steps under jitter, where a scenario has any."""
+    if result.scenario is None or result.scenario.jitter is None:
+        return None
+    from simulator.jitter import study
+
+    return study(result, engine=engine, samples=samples)
+
+
+def _jitter_text(jittered: Jittered | None) -> str:
+    if jittered is None:
+        return ""
+    from simulator.jitter.text import jittered_text
+
+    return f"\n\n{jittered_text(jittered)}"
+
+
+def _jitter_dict(jittered: Jittered | None) -> dict[str, Any]:
+    if jittered is None:
+        return {}
+    from simulator.jitter.text import jittered_dict
+
+    return {"jitter": jittered_dict(jittered)}
 
 
 def ranks_of(text: str, world_size: int) -> list[int] | Literal["all", "some"]:

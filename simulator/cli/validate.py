@@ -29,20 +29,24 @@ def validate_collectives() -> None:
 @click.option("--figure", metavar="FILE", help="Draw predicted against measured.")
 @click.option("--max-error", type=click.FloatRange(min=0), metavar="PERCENT",
               help="Exit with 3 when a source's mean |error| is above it.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(min=1), metavar="COUNT",
+              help="Processes; as many as processors when absent.")  # fmt: skip
 def validate_published(
-    names: tuple[str, ...], json_path: str | None, figure: str | None, max_error: float | None
-) -> int:
+    names: tuple[str, ...], json_path: str | None, figure: str | None, max_error: float | None,
+    jobs: int | None,
+) -> int:  # fmt: skip
     """Re-run every published step time and memory, and print how far off each prediction is."""
     if figure is not None:
         from simulator.report.palette import check_path
 
         check_path(figure)
     check_outputs(json_path, None, [Path(figure)] if figure else [])
-    from simulator.validate.published import document, rerun
+    from simulator.validate.jobs import rerun_all
+    from simulator.validate.published import document
     from simulator.validate.sources import named
     from simulator.validate.text import published_text
 
-    reports = [rerun(source) for source in progress(named(names))]
+    reports = rerun_all(named(names), jobs, progress)
     if json_path:
         write_json(document(reports), json_path)
     if json_path != "-":

@@ -10,6 +10,7 @@ from simulator.errors import DescriptionError, suggestion
 FOLDERS = {
     "devices": ("topologies/devices", (".toml",)),
     "nodes": ("topologies/nodes", (".toml",)),
+    "storage": ("topologies/storage", (".toml",)),
     "models": ("workloads/models", (".json", ".toml")),
     "scenarios": ("workloads", (".toml",)),
 }

@@ -19,6 +19,7 @@ from simulator.describe.fields import (
     validate,
 )
 from simulator.describe.network import Edge, Network, edge_problems
+from simulator.describe.storage import Storage
 from simulator.errors import DescriptionError, suggestion
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -170,6 +171,8 @@ class Host:
     """Of the node, all sockets together; the devices of a host share its part evenly."""
     memory_efficiency: Fraction
     """Share of it that streams (STREAM, an update by all cores) reach."""
+    cores: Count | None = None
+    """Of the node, all sockets together; where workers of loaders are more, they take turns."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -260,6 +263,10 @@ class Cluster:
     """Run collectives by this algorithm where it can (NCCL_ALGO); NCCL's choice when absent."""
     nccl_protocol: Literal["LL", "LL128", "SIMPLE"] | None = None
     """Run collectives by this protocol where it can (NCCL_PROTO); NCCL's choice when absent."""
+    storage: dict[str, Annotated[Storage, Catalogued("storage")]] = field(
+        default_factory=dict, hash=False
+    )
+    """Where data lies, by a name that `data.storage` gives."""
 
     def __post_init__(self) -> None:
         self._take_groups()

@@ -79,8 +79,10 @@ class Rule:
     markers: tuple[object, ...]
     optional: bool
     required: bool
-    descriptions: tuple[type, ...] = ()
+    descriptions: tuple[type, ...]
     """One of which it holds; none where it holds no description."""
+    default: object
+    """A legal value, or `dataclasses.MISSING`."""
 
 
 @cache
@@ -101,7 +103,7 @@ def _rule(hint: Any, f: dataclasses.Field[Any]) -> Rule:
     if typing.get_origin(hint) is Annotated:
         hint, *marked = typing.get_args(hint)
         markers = tuple(marked)
-    return Rule(hint, markers, optional, required, described(hint))
+    return Rule(hint, markers, optional, required, described(hint), f.default)
 
 
 def complaint(value: object, base: Any, markers: Iterable[object]) -> str | None:
@@ -183,7 +185,7 @@ def validate(description: Any) -> None:
     problems = []
     for name, rule in rules(description.__class__).items():
         value = getattr(description, name)
-        if value is None and rule.optional:
+        if value is rule.default or (value is None and rule.optional):
             continue
         if wanted := rule.descriptions:
             if not isinstance(value, wanted):

@@ -7,6 +7,7 @@ one is near, a suggestion.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import tomllib
@@ -48,15 +49,30 @@ def load(reference: str | Path, overrides: Mapping[str, object] | None = None) -
     Raises:
         DescriptionError: with all problems of the file.
     """
+    table, path = read_table(reference)
+    return scenario(overridden(table, overrides or {}), path)
+
+
+def read_table(reference: str | Path) -> tuple[Table, Path]:
+    """Return the table of a scenario's file, not to be changed, and its path.
+
+    Raises:
+        DescriptionError: when there is no such file, or it cannot be parsed.
+    """
     path = catalog.find(str(reference), "scenarios", Path())
     if path.suffix != ".toml":
         raise DescriptionError(
             f"{path}: a scenario is a TOML file; name a model in one, as model = {str(path)!r}"
         )
-    table = copy.deepcopy(_read(path, path.stat().st_mtime_ns))
-    for key, value in (overrides or {}).items():
+    return _read(path, path.stat().st_mtime_ns), path
+
+
+def overridden(table: Table, overrides: Mapping[str, object]) -> Table:
+    """Return a copy of a table with values laid over it by dotted key."""
+    table = copy.deepcopy(table)
+    for key, value in overrides.items():
         _override(table, key, value)
-    return scenario(table, path)
+    return table
 
 
 def scenario(table: Table, path: Path) -> Scenario:
@@ -64,7 +80,7 @@ def scenario(table: Table, path: Path) -> Scenario:
     problems: list[str] = []
     table = {"name": path.stem, **table}
     table = _fill_dp(table, path)
-    built = _Builder(path, problems).build(Scenario, table, "")
+    built = Builder(path, problems).build(Scenario, table, "")
     if built is None:
         raise DescriptionError(problems)
     return built
@@ -104,7 +120,7 @@ def _fill_dp(table: Table, path: Path) -> Table:
     plan = table.get("plan", {})
     if not isinstance(plan, dict) or "dp" in plan or not isinstance(table.get("cluster"), dict):
         return table
-    cluster = _Builder(path, []).build(Cluster, table["cluster"], "cluster")
+    cluster = cluster_of(table, path)
     share = [plan.get(axis, 1) for axis in ("tp", "pp", "cp")]
     if cluster is None or any(type(degree) is not int or degree < 1 for degree in share):
         return table
@@ -112,7 +128,13 @@ def _fill_dp(table: Table, path: Path) -> Table:
     return {**table, "plan": {**plan, "dp": dp}}
 
 
-class _Builder:
+def cluster_of(table: Table, path: Path) -> Cluster | None:
+    """Return the cluster of a scenario's table, or None where something is wrong with it."""
+    raw = table.get("cluster")
+    return Builder(path, []).build(Cluster, raw, "cluster") if isinstance(raw, dict) else None
+
+
+class Builder:
     """Builds descriptions from tables and keeps the list of what was wrong."""
 
     def __init__(self, path: Path, problems: list[str]) -> None:
@@ -120,6 +142,7 @@ class _Builder:
         self.problems = problems
 
     def report(self, where: str, what: str) -> None:
+        """Add a problem at a place of the file."""
         place = f"{self.path.name} [{where}]" if where else self.path.name
         self.problems.append(f"{place}: {what}")
 
@@ -163,7 +186,7 @@ class _Builder:
                 return tuple(typing.cast("list[object]", raw))
         elif typing.get_origin(rule.base) is dict and isinstance(raw, dict):
             base, markers = split(typing.get_args(rule.base)[1])
-            item = Rule(base, markers, False, True, described(base))
+            item = Rule(base, markers, False, True, described(base), dataclasses.MISSING)
             return {k: self.value(item, v, f"{here}.{k}", here) for k, v in raw.items()}
         else:
             try:
@@ -236,7 +259,7 @@ def _absolute(cls: type, facts: Table, folder: Path) -> Table:
 def _whole(cls: type, path: Path, stamp: int) -> tuple[object, tuple[str, ...]]:
     """Return the description that a file holds, and its problems; remembered until it changes."""
     problems: list[str] = []
-    built = _Builder(path, problems).build(cls, _read(path, stamp), "")
+    built = Builder(path, problems).build(cls, _read(path, stamp), "")
     return built, tuple(problems)
 
 
@@ -319,7 +342,7 @@ def load_node(reference: str | Table, base: Path = Path()) -> Node:
         DescriptionError: with all problems of its file.
     """
     problems: list[str] = []
-    built = _Builder(base / "node", problems).nested(Node, reference, "node", "nodes")
+    built = Builder(base / "node", problems).nested(Node, reference, "node", "nodes")
     if problems:
         raise DescriptionError(problems)
     return typing.cast(Node, built)
@@ -333,7 +356,7 @@ def load_model(reference: str) -> Model | ResNet:
     """
     problems: list[str] = []
     cls = typing.cast(type, rules(Scenario)["model"].base)
-    built = _Builder(Path("model"), problems).nested(cls, reference, "model", "models")
+    built = Builder(Path("model"), problems).nested(cls, reference, "model", "models")
     if problems:
         raise DescriptionError(problems)
     return typing.cast("Model | ResNet", built)
@@ -346,7 +369,7 @@ def load_cluster(table: Table) -> Cluster:
         DescriptionError: with all problems of it.
     """
     problems: list[str] = []
-    built = _Builder(Path("cluster"), problems).build(Cluster, table, "")
+    built = Builder(Path("cluster"), problems).build(Cluster, table, "")
     if built is None:
         raise DescriptionError(problems)
     return built

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from simulator.describe.cluster import Cluster
 from simulator.describe.context import context_problems
 from simulator.describe.cost import Cost
+from simulator.describe.data import Data, data_problems
 from simulator.describe.experts import expert_problems
 from simulator.describe.fields import validate
 from simulator.describe.halves import schedule_contradictions
+from simulator.describe.jitter import Jitter, jitter_problems
 from simulator.describe.kinds import device_problems, mixture_problems
 from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
@@ -21,6 +23,7 @@ from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
 from simulator.describe.sample import positions, sample_problems
+from simulator.describe.save import Save, save_problems
 from simulator.describe.stages import division_problems, even_layers, listed_layers
 from simulator.describe.target import target_of, target_problems
 from simulator.describe.tuning import contradictions
@@ -42,6 +45,13 @@ class Scenario:
     """What happens over days of it; `trainsim operate` reads it."""
     cost: Cost | None = None
     """Power and prices, where energy and money are asked for."""
+    jitter: Jitter | None = None
+    """What makes steps differ; `trainsim run` samples it beside the step that nothing disturbs,
+    which is what all else reads."""
+    data: Data | None = None
+    """How samples reach the devices; absent: they are there."""
+    checkpoint: Save | None = None
+    """A checkpoint between two of the steps that are simulated."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -152,6 +162,9 @@ def _contradictions(s: Scenario) -> Iterator[str]:
         )
     yield from device_problems(s)
     yield from mixture_problems(s)
+    yield from jitter_problems(s)
+    yield from data_problems(s)
+    yield from save_problems(s)
 
 
 def _attention(model: Model, s: Scenario) -> Iterator[str]:

@@ -9,13 +9,15 @@ import numpy as np
 
 from simulator.budget import require
 from simulator.engine import compiled
+from simulator.engine.compiled import run_side_by_side
 from simulator.engine.fold import Folding, fold
 from simulator.errors import DescriptionError, ProgramError, suggestion
+from simulator.pauses import Pauses
 from simulator.program import Int64, Program
 from simulator.timeline import Timeline
 from simulator.traffic import Traffic
 
-__all__ = ["ENGINES", "Folding", "fold", "run", "run_many"]
+__all__ = ["ENGINES", "Folding", "fold", "run", "run_many", "run_side_by_side"]
 
 ENGINES = ("compiled", "events", "reference")
 """Engines by name, each a module with a `run`; all give the same ticks.
@@ -31,6 +33,7 @@ def run(
     engine: str = "compiled",
     folding: Folding | None = None,
     traffic: Traffic | None = None,
+    pauses: Pauses | None = None,
 ) -> Timeline:
     """Return when every op started and ended; an engine's libraries load at first use.
 
@@ -41,6 +44,7 @@ def run(
         folding: which tiles stand for the others; all tiles run when absent.
         traffic: what flows put on links that they share; ticks are then how long a flow takes
             before it enters them. Without it flows take fixed times.
+        pauses: when ranks stand still; with it nothing is folded.
 
     Raises:
         DescriptionError: when there is no such engine, or too little memory.
@@ -59,6 +63,10 @@ def run(
         raise ProgramError(
             "flows that share links cannot be folded: they meet those of other tiles"
         )
+    if pauses is not None and pauses.phase.shape != program.tile_ranks.shape:
+        raise ProgramError(f"pauses of {pauses.phase.shape} ranks do not fit the program")
+    if pauses is not None and folding is not None and len(folding.tiles) < program.num_tiles:
+        raise ProgramError("ranks that stand still at times of their own cannot be folded")
     joints = len(program.joint_group)
     if traffic is not None and len(traffic.demand) not in (0, joints):
         raise ProgramError(f"traffic of {len(traffic.demand)} joint ops does not fit the program")
@@ -66,7 +74,7 @@ def run(
     size = 16 * len(program.rank) * len(chosen.tiles)
     require(size, f"running {len(program):,} ops", "let ranks fold, or simulate fewer steps")
     module = import_module(f"simulator.engine.{engine}")
-    timeline: Timeline = module.run(program, wide, chosen, traffic)
+    timeline: Timeline = module.run(program, wide, chosen, traffic, pauses)
     return timeline
 
 

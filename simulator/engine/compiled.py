@@ -9,6 +9,7 @@ from simulator.engine.fold import Folding
 from simulator.errors import DeadlockError
 from simulator.kernels.one_pass import one_pass
 from simulator.lower.check import deadlock_of
+from simulator.pauses import Pauses, as_arguments
 from simulator.program import NONE, Int32, Int64, Program
 from simulator.timeline import Timeline
 from simulator.traffic import Traffic
@@ -18,39 +19,53 @@ CELLS = 50_000_000
 
 
 def run(
-    program: Program, ticks: Int64, folding: Folding, traffic: Traffic | None = None
+    program: Program,
+    ticks: Int64,
+    folding: Folding,
+    traffic: Traffic | None = None,
+    pauses: Pauses | None = None,
 ) -> Timeline:
     """Return when every op started and ended; see `simulator.engine.run`."""
     if traffic is not None:
-        return events.run(program, ticks, folding, traffic)
-    ((start, end),) = run_sets(program, ticks_of_columns(ticks, folding), folding, 1)
+        return events.run(program, ticks, folding, traffic, pauses)
+    ((start, end),) = run_sets(program, ticks_of_columns(ticks, folding), folding, 1, pauses)
     return timeline_of(program, folding, start, end)
 
 
 def run_sets(
-    program: Program, ticks: Int64, folding: Folding, sets: int
+    program: Program, ticks: Int64, folding: Folding, sets: int, pauses: Pauses | None = None
 ) -> list[tuple[Int64, Int64]]:
-    """Return start and end (rows, columns) of several sets of durations that run side by side.
+    """Return start and end (rows, columns) of each of several sets of `run_side_by_side`."""
+    start, end = run_side_by_side(program, ticks, folding, sets, pauses)
+    columns = len(folding.tiles)
+    cut = [slice(k * columns, (k + 1) * columns) for k in range(sets)]
+    return [(start[:, one], end[:, one]) for one in cut]
+
+
+def run_side_by_side(
+    program: Program, ticks: Int64, folding: Folding, sets: int, pauses: Pauses | None = None
+) -> tuple[Int64, Int64]:
+    """Return start and end (rows, sets x columns) of several sets of durations.
 
     Args:
         program: what to run.
         ticks: (rows, sets x columns), or (rows, 1) that all columns share.
         folding: which tiles are run.
         sets: how many sets; nothing joins ops of two.
+        pauses: when ranks stand still, with phases (ranks of a tile, sets x columns).
     """
     classes = classes_of_columns(program, folding)
     columns = len(folding.tiles)
     shift = np.repeat(np.arange(sets, dtype=np.int32) * columns, columns)
     classes = np.tile(classes, sets) + shift
     if len(program.slot) and (program.slot != NONE).any():
-        start, end = events.times(program, ticks, classes)
-    else:
-        start, end = _pass(program, ticks, classes)
-    cut = [slice(k * columns, (k + 1) * columns) for k in range(sets)]
-    return [(start[:, one], end[:, one]) for one in cut]
+        return events.times(program, ticks, classes, pauses=pauses)
+    return _pass(program, ticks, classes, pauses)
 
 
-def _pass(program: Program, ticks: Int64, classes: Int32) -> tuple[Int64, Int64]:
+def _pass(
+    program: Program, ticks: Int64, classes: Int32, pauses: Pauses | None
+) -> tuple[Int64, Int64]:
     """Return start and end by one pass in topological order."""
     offset, rows = program.units
     if len(rows) < len(program.rank):
@@ -62,7 +77,8 @@ def _pass(program: Program, ticks: Int64, classes: Int32) -> tuple[Int64, Int64]
     partition = np.append(program.partition, NONE)[joint]  # NONE is -1: the last one
     arguments = (
         offset, rows, partition.astype(np.int64), program.pred_offset, program.preds,
-        program.stream_previous, classes, ticks, start, end,
+        program.stream_previous, classes, ticks, *as_arguments(pauses, program, columns),
+        start, end,
     )  # fmt: skip
     units = len(offset) - 1
     stride = max(1, CELLS // max(columns, 1))

@@ -11,6 +11,7 @@ from simulator.engine import compiled
 from simulator.engine.fold import Folding
 from simulator.errors import DeadlockError
 from simulator.lower.check import explain_deadlock
+from simulator.pauses import Pauses, as_arguments
 from simulator.program import NONE, Int32, Int64, Program
 from simulator.timeline import Timeline
 from simulator.traffic import Traffic
@@ -20,16 +21,25 @@ BUDGET = 5_000_000
 
 
 def run(
-    program: Program, ticks: Int64, folding: Folding, traffic: Traffic | None = None
+    program: Program,
+    ticks: Int64,
+    folding: Folding,
+    traffic: Traffic | None = None,
+    pauses: Pauses | None = None,
 ) -> Timeline:
     """Return when every op started and ended; see `simulator.engine.run`."""
     classes = compiled.classes_of_columns(program, folding)
-    start, end = times(program, compiled.ticks_of_columns(ticks, folding), classes, traffic)
+    wide = compiled.ticks_of_columns(ticks, folding)
+    start, end = times(program, wide, classes, traffic, pauses)
     return compiled.timeline_of(program, folding, start, end)
 
 
 def times(
-    program: Program, ticks: Int64, classes: Int32, traffic: Traffic | None = None
+    program: Program,
+    ticks: Int64,
+    classes: Int32,
+    traffic: Traffic | None = None,
+    pauses: Pauses | None = None,
 ) -> tuple[Int64, Int64]:
     """Return start and end (rows, columns) by events.
 
@@ -38,6 +48,7 @@ def times(
         ticks: (rows, columns or 1).
         classes: (partitions, columns): which columns meet in the joint ops of a partition.
         traffic: what flows put on links; without it all of them take fixed times.
+        pauses: when ranks stand still, with phases (ranks of a tile, columns).
 
     Raises:
         DeadlockError: when ops are left that can never start.
@@ -72,7 +83,8 @@ def times(
     )  # fmt: skip
     rest = (
         np.empty(rows * columns, np.int64), np.empty(max(_most_ended(program, sizes), 1), np.int64),
-        ticks, start, end, *_flow_arguments(flows, columns),
+        ticks, *as_arguments(pauses, program, columns), start, end,
+        *_flow_arguments(flows, columns),
     )  # fmt: skip
     heap = np.empty((2, running if traffic is None else 4 * running + 64), np.int64)
     room = _Nodes(longest)

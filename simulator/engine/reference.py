@@ -16,7 +16,9 @@ from simulator.budget import require
 from simulator.engine.contention import Desks, Network
 from simulator.engine.fold import Folding
 from simulator.errors import DeadlockError
+from simulator.kernels.pauses import resumed
 from simulator.lower.check import explain_deadlock
+from simulator.pauses import Pauses
 from simulator.program import NONE, Int32, Int64, Program
 from simulator.timeline import Timeline
 from simulator.traffic import Traffic
@@ -47,8 +49,16 @@ class _Meeting:
 class _Run:
     """One run of a program: its clock, who has ended, who meets, who queues, what flows."""
 
-    def __init__(self, program: Program, ticks: Int64, traffic: Traffic, demand: Int32) -> None:
+    def __init__(
+        self,
+        program: Program,
+        ticks: Int64,
+        traffic: Traffic,
+        demand: Int32,
+        pauses: tuple[Int64, int, int] | None,
+    ) -> None:
         self.program = program
+        self.pauses = pauses
         self.ticks: list[int] = ticks.tolist()
         self.slot = program.slot.tolist() or [NONE] * len(program)
         self.env = simpy.Environment()
@@ -65,6 +75,14 @@ class _Run:
         """Return whether an op is a member of a flow that shares links."""
         joint = self.program.joint[op]
         return bool(joint != NONE and self.network.demand[joint] != NONE)
+
+    def held(self, op: int) -> int:
+        """Return how long an op that starts now holds its stream, pauses included."""
+        if self.pauses is None or self.pauses[0][op] == NONE:
+            return self.ticks[op]
+        phase, period, duration = self.pauses
+        now = int(self.env.now)
+        return resumed(now, self.ticks[op], period, duration, int(phase[op])) - now
 
     def flow(self, joint: int) -> Process:
         """A flow that shares links: its members meet, it waits its latency, its bytes move."""
@@ -88,7 +106,7 @@ class _Run:
             if self.is_fluid(op):
                 yield self.meetings[self.program.joint[op]].moved
             elif self.ticks[op]:
-                yield self.env.timeout(self.ticks[op])
+                yield self.env.timeout(self.held(op))
             self.end[op] = self.env.now
             self.ended[op].succeed()
             if self.slot[op] != NONE:
@@ -96,7 +114,11 @@ class _Run:
 
 
 def run(
-    program: Program, ticks: Int64, _folding: Folding, traffic: Traffic | None = None
+    program: Program,
+    ticks: Int64,
+    _folding: Folding,
+    traffic: Traffic | None = None,
+    pauses: Pauses | None = None,
 ) -> Timeline:
     """Return when every op started and ended; every rank runs, folded or not.
 
@@ -109,7 +131,7 @@ def run(
     wide = np.broadcast_to(ticks, (len(program.rank), program.num_tiles))
     flows = traffic or Traffic.none()
     demand = _demands(program, flows)
-    now = _Run(flat, wide.ravel(), flows, demand)
+    now = _Run(flat, wide.ravel(), flows, demand, _pauses(program, pauses))
     for ops in _streams(flat):
         now.env.process(now.stream(ops))
     for joint in np.flatnonzero(demand != NONE).tolist():
@@ -121,6 +143,15 @@ def run(
         return Timeline(now.start, now.end)
     shape = wide.shape
     return Timeline(now.start.reshape(shape), now.end.reshape(shape), np.arange(shape[1]))
+
+
+def _pauses(program: Program, pauses: Pauses | None) -> tuple[Int64, int, int] | None:
+    """Return the phase of each op of the flat program, or NONE, with period and duration."""
+    if pauses is None:
+        return None
+    rows = pauses.of_rows(program)[:, None]
+    phase = np.where(rows == NONE, NONE, pauses.phase[program.rank])
+    return phase.ravel(), pauses.period, pauses.duration
 
 
 def _demands(program: Program, flows: Traffic) -> Int32:

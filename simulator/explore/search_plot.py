@@ -104,7 +104,7 @@ def search_figure(found: Found, kind: str = "memory", path: str | Path | None = 
         else:
             ax.set_ylim(bottom=0)
         ax.set(xlabel="step (s)", ylabel=names[kind])
-        ax.set_xlim(left=0.9 * first.step_time_s)
+        ax.set_xlim(left=0.9 * min(t.step_time_s for t in cut))
     return palette.save(figure, path)
 
 

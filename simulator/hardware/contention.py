@@ -17,6 +17,7 @@ from simulator.hardware.fabric import Fabric, build
 from simulator.hardware.nccl_models import STEPS
 from simulator.hardware.network import GroupShape, flow_model, group_shapes
 from simulator.hardware.patterns import ORDERED, PATTERNS, Messages, layout
+from simulator.hardware.storage import load_of, storage_links
 from simulator.program import NONE, ONE_SIDED, SERVED, Flow, Int32, Int64, Program
 from simulator.traffic import Float64, Traffic
 from simulator.units import TICKS_PER_SECOND
@@ -90,6 +91,7 @@ class _Table:
         self.size: list[float] = []
         self.limit: list[float] = []
         self.loads: list[Load] = []
+        self.storage = storage_links(cluster, len(fabric.capacity))
         self._known: dict[tuple[str, str, int, bytes], tuple[Load, Load]] = {}
 
     def add(self, flow: Flow, ranks: Int64, shape: GroupShape) -> None:
@@ -98,6 +100,10 @@ class _Table:
         self.latency.append(round(model.latency * TICKS_PER_SECOND))
         self.size.append(flow.bytes * flow.count if model.algorithm != "NONE" else 0.0)
         self.limit.append(model.bytes_per_s)
+        if model.algorithm == "STORAGE":
+            used = load_of(flow, int(ranks[0]), self.cluster, self.fabric, self.storage)
+            self.loads.append(Load(np.array([*used], np.int32), np.array([*used.values()])))
+            return
         key = (model.algorithm, flow.name, flow.servers, ranks.tobytes())
         if key not in self._known:
             load = self.load(self.fabric, model.algorithm, ranks, flow)
@@ -151,8 +157,8 @@ class _Table:
         none = Load(np.zeros(0, np.int32), np.zeros(0))
         parts = [*self.loads, none]
         return Traffic(
-            capacity=np.asarray(self.fabric.capacity, np.float64),
-            names=self.fabric.names,
+            capacity=np.concatenate([self.fabric.capacity, self.storage.capacity]),
+            names=(*self.fabric.names, *self.storage.names),
             offset=np.cumsum([0, *(len(load.links) for load in self.loads)]).astype(np.int64),
             links=np.concatenate([load.links for load in parts]),
             coefficient=np.concatenate([load.coefficient for load in parts]),

@@ -20,7 +20,8 @@ from simulator.hardware.collectives import push_seconds
 from simulator.hardware.nccl import COLLECTIVES, Choice, choices
 from simulator.hardware.nccl_constants import HARDWARE_LATENCY_US
 from simulator.hardware.nccl_models import US, Group
-from simulator.program import ONE_SIDED, Flow, Groups, Int64, Program
+from simulator.hardware.storage import rate as stored_rate
+from simulator.program import ONE_SIDED, STORED, Flow, Groups, Int64, Program
 
 
 class GroupShape(NamedTuple):
@@ -196,6 +197,11 @@ def _collective(flow: Flow, shape: GroupShape, cluster: Cluster) -> float:
     return max(seconds, cluster.node.host_launch)
 
 
+def _stored(flow: Flow, _shape: GroupShape, cluster: Cluster) -> float:
+    """Return the seconds of one request of storage, alone."""
+    return flow.bytes / stored_rate(flow, cluster)
+
+
 Model = Callable[[Flow, GroupShape, Cluster], float]
 
 MODELS: Mapping[str, Model] = {
@@ -204,6 +210,7 @@ MODELS: Mapping[str, Model] = {
     "shift": _shift,
     "push_pull": lambda f, shape, cluster: 2 * _push(f, shape, cluster),
     **dict.fromkeys(ONE_SIDED, _push),
+    **dict.fromkeys(STORED, _stored),
 }
 """Seconds of a flow by its name."""
 
@@ -247,6 +254,8 @@ def flow_model(flow: Flow, shape: GroupShape, cluster: Cluster) -> FlowModel:
     rate of its own: its closed form divides links among all who use them, as links themselves do.
     """
     seconds = flow_seconds(flow, shape, cluster)
+    if flow.name in STORED and flow.seconds is None:
+        return FlowModel("STORAGE", 0.0, stored_rate(flow, cluster))
     if flow.seconds is not None or shape.ranks == 1 or not flow.bytes:
         return FlowModel("NONE", seconds, math.inf)
     if flow.name in DIRECT:

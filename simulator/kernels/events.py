@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.kernels import sharing
+from simulator.kernels import pauses, sharing
 from simulator.kernels.heap import pop, pop_event, push, push_event
 from simulator.kernels.jit import prepared_numba
 from simulator.kernels.links import component, enter_links, free_nodes, leave_links, sort
@@ -21,6 +21,7 @@ njit = prepared_numba().njit
 advance, share, foresee = (
     njit(cache=True)(f) for f in (sharing.advance, sharing.share, sharing.foresee)
 )
+resumed = njit(cache=True)(pauses.resumed)
 NEVER = np.iinfo(np.int64).max
 
 
@@ -50,8 +51,9 @@ def prepare(pred_offset, previous, member_offset, class_size, joint_partition, c
 def run_events(  # type: ignore[no-untyped-def]
     budget, state, waiting, missing, next_offset, nexts, joint, member_offset, members,
     joint_partition, class_of_column, class_offset, class_columns, slot, free, queue_offset,
-    queue_size, queue_tick, queue_op, heap_tick, heap_op, pool, nodes, ready, ended, ticks, start,
-    end, demand, offset, links, coefficient, weight, limit, solo, size_of, capacity, left, pressure,
+    queue_size, queue_tick, queue_op, heap_tick, heap_op, pool, nodes, ready, ended, ticks,
+    pausing, phase, period, pause, start, end, demand, offset, links, coefficient, weight, limit,
+    solo, size_of, capacity, left, pressure,
     users, remaining, since, rate, finish, due, active, first, heads, is_touched, touched, seen,
     found,
 ):  # fmt: skip
@@ -121,7 +123,10 @@ def run_events(  # type: ignore[no-untyped-def]
                 requests += 1
             else:
                 start[i, c] = now
-                push_event(heap_tick, heap_op, size, now + ticks[i, c * stride], op)
+                t = now + ticks[i, c * stride]
+                if pausing[i] >= 0 and phase[pausing[i], c] >= 0:
+                    t = resumed(now, t - now, period, pause, phase[pausing[i], c])
+                push_event(heap_tick, heap_op, size, t, op)
                 size += 1
         if requests > 0 and (size == 0 or heap_tick[0] > now):
             # The tick is at rest: grant servers, each queue in order of (tick of request, op id).
@@ -138,7 +143,10 @@ def run_events(  # type: ignore[no-untyped-def]
                     i = op // columns
                     c = op - i * columns
                     start[i, c] = now
-                    push_event(heap_tick, heap_op, size, now + ticks[i, c * stride], op)
+                    t = now + ticks[i, c * stride]
+                    if pausing[i] >= 0 and phase[pausing[i], c] >= 0:
+                        t = resumed(now, t - now, period, pause, phase[pausing[i], c])
+                    push_event(heap_tick, heap_op, size, t, op)
                     size += 1
         if num_touched > 0 and (size == 0 or heap_tick[0] > now):
             # Share anew the links of flows that came, and of those that met flows that left.

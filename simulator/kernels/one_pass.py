@@ -14,12 +14,14 @@ from simulator.kernels.jit import Kernel
 @Kernel
 def one_pass(  # type: ignore[no-untyped-def]  # compiled
     first, last, unit_offset, unit_ops, unit_partition, pred_offset, preds, previous,
-    class_of_column, ticks, start, end,
+    class_of_column, ticks, pausing, phase, period, pause, start, end,
 ):  # fmt: skip
     """Fill `start` and `end` (ops, columns) for the units from `first` to `last`.
 
     `ticks` has as many columns, or one that all share. `unit_partition` is a row of
-    `class_of_column`, or -1 for an op on its own: columns of one class meet in the joint op.
+    `class_of_column`, or -1 for an op on its own: columns of one class meet in the joint op. A row
+    stands still for `pause` ticks in each `period`, from `phase[pausing[row]]` on, as
+    `kernels.pauses.resumed` explains; -1 is never.
     """
     columns = start.shape[1]
     stride = 1 if ticks.shape[1] > 1 else 0
@@ -53,3 +55,12 @@ def one_pass(  # type: ignore[no-untyped-def]  # compiled
             i = unit_ops[m]
             for c in range(columns):
                 end[i, c] = start[i, c] + ticks[i, c * stride]
+            r = pausing[i]
+            if r >= 0:
+                for c in range(columns):
+                    if phase[r, c] >= 0 and end[i, c] > start[i, c]:
+                        since = start[i, c] - phase[r, c]
+                        cycle = since // period
+                        w = cycle * (period - pause) + max(0, since - cycle * period - pause)
+                        w += ticks[i, c * stride]
+                        end[i, c] = phase[r, c] + w + ((w - 1) // (period - pause) + 1) * pause

@@ -14,6 +14,7 @@ from simulator.errors import DeadlockError
 from simulator.lower import blocking, clipping, offload, sharding
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
+from simulator.lower.data import load
 from simulator.lower.grid import Grid, to_grid
 from simulator.lower.memory import more_buffer_bytes, rank_memory
 from simulator.lower.mesh import Mesh
@@ -21,10 +22,12 @@ from simulator.lower.pairs import pair_takes
 from simulator.lower.pipeline import expand, repeat_steps, without_flush
 from simulator.lower.places import layout, microbatches_begun
 from simulator.lower.replicate import replicate
+from simulator.lower.save import save_state
 from simulator.lower.segments import COMPUTE, Segment
 from simulator.lower.shapes import shapes
 from simulator.lower.staleness import CLOCK, bound_staleness
 from simulator.lower.trainable import first_trained_stage, without_backward
+from simulator.lower.warm_up import warm_up
 from simulator.program import Cost, Flow, Memory, Program, Work
 from simulator.schedules import (
     Action,
@@ -80,6 +83,9 @@ def lower(s: Scenario) -> Program:
     if several and (s.run.clip_grad or s.run.scales_loss):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
+    steps, costs = warm_up(steps, s, costs)
+    steps, costs = save_state(steps, s, costs)
+    steps, costs = load(steps, s, costs)
     program = replicate(steps, Mesh.of(s.plan), costs, static)
     if s.cluster.is_mixed:
         own = program.static_bytes + more_buffer_bytes(s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, groupby
 
 from simulator.lower.operators import Operator
@@ -44,7 +45,7 @@ class Block:
         return sum(o.model_flops for o in self.operators)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Blocks:
     """The blocks of a model, in forward order; layers that are alike are one object."""
 
@@ -59,7 +60,7 @@ class Blocks:
         """The layer of a model whose layers are all alike."""
         return self.layers[0]
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[int, ...]:
         """The first layer that is the same block as each one."""
         first: dict[int, int] = {}
@@ -72,6 +73,8 @@ class Blocks:
 
     def runs(self, layers: Sequence[int]) -> list[tuple[Block, range]]:
         """Return blocks, and which of `layers` in a row they make, counted from 0."""
+        if len(set(layers)) == 1:
+            return [(self.layers[layers[0]], range(len(layers)))]
         runs = [list(run) for _, run in groupby(layers, lambda i: id(self.layers[i]))]
         first = [0, *accumulate(map(len, runs))]
         return [

@@ -26,6 +26,7 @@ PARTITION = {
     "alone": ALONE, "tp": ALONG_TP, "dp": ALONG_DP, "tied": ALONE, "unshard": ALONG_SHARD,
     "reduce": ALONG_SHARD, "shards": ALONG_SHARD, "pipeline": ALONE, "cp": ALONG_CP,
     "ep": ALONG_EP, "etp": ALONG_ETP, "edp": ALONG_EDP, "pp": ALONE, "one_sided": ALONE,
+    "storage": ALONE,
 }  # fmt: skip
 """Which replicas meet in a joint op, by its scope."""
 
@@ -133,6 +134,8 @@ def _groups(one: Template, mesh: Mesh, ranks: Int64, classes: Int64) -> tuple[In
             sets = sets.reshape(-1, (1 + twin) * size)
         elif scope == "pipeline":
             sets = ranks.T
+        elif scope == "storage":
+            sets = ranks[pairs[:, 0]].reshape(-1, 1)
         elif scope == "one_sided":
             sets = _each_first(ranks[pairs[:, 0]].reshape(-1, mesh.replicas, mesh.tp))
         else:

@@ -202,6 +202,7 @@ class Stage(NamedTuple):
         return len(self.layers)
 
 
+@for_latest
 def stages(s: Scenario) -> tuple[Stage, ...]:
     """Return what each stage holds."""
     out, left, last = list[Stage](), s.run.frozen_layers, s.plan.num_stages - 1

@@ -169,6 +169,11 @@ def assumptions(o: Operated) -> list[str]:
         f"{format_hours(ops.restart_time)} to start, {format_seconds(o.job.restore / NANOSECONDS)} "
         "to read the state; then from the last checkpoint that was written whole",
     ]  # fmt: skip
+    if s.jitter is not None and ops.step_time is None:
+        lines.append(
+            "steps are those that nothing disturbs; to count jitter, set operations.step_time to "
+            "the mean step that trainsim run prints"
+        )
     if swapped:
         lines.append(
             f"a node is out for {format_hours(ops.repair_time)} where its component does not say; "

@@ -50,6 +50,14 @@ COLOURS = {
     "ep": "#9e9d24",
     "tied": "#cc79a7",
     "offload": "#8c564b",
+    "data": "#3d6f8f",
+    "save": "#7f2f45",
+    # What a loader does for a batch
+    "request": "#d9d2e9",
+    "read": "#8fb3cc",
+    "transform": "#e8a06b",
+    "pin": "#a6c48a",
+    "copy": "#5d4037",
     # Idle: grey, the lighter the less there is to see in it
     "fill": "#ececec",
     "stall": "#c2c2c2",
@@ -76,6 +84,8 @@ HATCHES = {
     "ep": "OO",
     "tied": "oo",
     "offload": "++",
+    "data": "..",
+    "save": "..",
     "fill": "....",
     "stall": "----",
     "drain": "||||",
@@ -87,7 +97,14 @@ HATCHES = {
 }
 """Hatch of areas that would otherwise look alike in grey."""
 
-HATCHED_WHITE = ("tp", "pp", "dp", "cp", "ep", "tied", "offload", "gradients")
+HATCHED_WHITE = ("tp", "pp", "dp", "cp", "ep", "tied", "offload", "data", "save", "gradients")
+
+SERIES = (
+    ("#332288", "o"), ("#a83c55", "s"), ("#44aa99", "^"), ("#882255", "D"), ("#999933", "v"),
+    ("#88ccee", "P"),
+)  # fmt: skip
+"""Colour and marker of lines that differ in what is compared: after Tol's muted hues, none of the
+above; the first three differ in grey too."""
 
 INK, FAINT = "#1a1a1a", "#5c5c5c"
 """Text that must be read, and text that explains it."""

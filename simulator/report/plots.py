@@ -1,7 +1,7 @@
 """Figures: the pipeline as papers draw it, where the time goes, and memory over time.
 
-This module, `memory_plot`, `network_plots` and their palette are the one door of matplotlib, opened
-when a first figure is drawn.
+This module, `memory_plot`, `loader_plot`, `network_plots` and their palette are the one door of
+matplotlib, opened when a first figure is drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from simulator.errors import DescriptionError
 from simulator.lower.mesh import Mesh
 from simulator.program import ACTION_CODE, ACTIONS, NONE, Int64
-from simulator.report import memory_plot, network_plots, palette
+from simulator.report import loader_plot, memory_plot, network_plots, palette
 from simulator.report.breakdown import CATEGORIES, COMMUNICATION, moves, stream_category
 from simulator.report.palette import COLOURS, INK, Float64, Lane, Spans, text_width
 
@@ -61,6 +61,10 @@ class Plots:
         """Draw what fills device memory over time."""
         return memory_plot.memory(self.result, path)
 
+    def loader(self, path: str | Path | None = None) -> Figure:
+        """Draw what a loader does for which batch; the scenario must have a data path."""
+        return loader_plot.loader(self.result, path)
+
     def links(self, path: str | Path | None = None) -> Figure:
         """Draw how busy the busiest links are over time; flows must share links."""
         return network_plots.links(self.result, path)
@@ -99,7 +103,8 @@ def pipeline(
     later = "paler cells: later chunks of a rank" if _chunk(cells).any() else ""
     pairs = pair_spans(result, shown, cells)
     framed = "framed: a forward and a backward together" if len(pairs.row) else ""
-    notes = "; ".join(filter(None, (lanes, later, framed)))
+    over = "half a row high: actions whose kernels take turns" if at_once(cells).any() else ""
+    notes = "; ".join(filter(None, (lanes, later, framed, over)))
     labels = [palette.rank_label(result, rank) for rank in shown.tolist()]
     heights = [min(0.46 if flows else 0.34, 12 / len(shown)) * len(shown)]
     with palette.style():
@@ -210,16 +215,22 @@ def _draw_rows(
 
 
 def _draw_cells(ax: Axes, cells: Cells, scale: tuple[int, float], lane: Lane) -> None:
-    """Draw cells, and their microbatch where the number fits into the cell."""
+    """Draw cells, and their microbatch where the number fits into the cell.
+
+    A forward and a backward that run at once have half of the lane each, the forward above.
+    """
     x, y = palette.points_per_unit(ax)
     width = (cells.end - cells.start) / scale[1] * x
     texts = ["opt" if m == NONE else str(m) for m in cells.microbatch.tolist()]
-    size = palette.cell_text_size(texts, width, 0.75 * lane.height * y)
+    half = lane._replace(height=lane.height / 2)
+    lanes = (lane, half, half._replace(top=lane.top + half.height))
+    at, chunks = at_once(cells), _chunk(cells)
+    size = palette.cell_text_size(texts, width, 0.75 * lanes[int(at.any())].height * y)
     fits = palette.cell_widths(texts, size) <= width
     middle = ((cells.start + cells.end) / 2 - scale[0]) / scale[1]
-    chunks = _chunk(cells)
-    for code, chunk in sorted(set(zip(cells.action.tolist(), chunks.tolist(), strict=True))):
-        mine = (cells.action == code) & (chunks == chunk)
+    columns = (cells.action.tolist(), chunks.tolist(), at.tolist())
+    for code, chunk, place in sorted(set(zip(*columns, strict=True))):
+        mine, lane = (cells.action == code) & (chunks == chunk) & (at == place), lanes[place]
         colour = palette.paler(COLOURS[_work_name(code)], 0.5 * (1 - 0.5**chunk))
         spans = Spans(cells.row[mine], cells.start[mine], cells.end[mine])
         line = np.clip(0.06 * width[mine], 0.0, 0.7)  # thin cells keep their colour
@@ -228,6 +239,20 @@ def _draw_cells(ax: Axes, cells: Cells, scale: tuple[int, float], lane: Lane) ->
         for i in np.flatnonzero(mine & fits).tolist():
             ax.text(middle[i], cells.row[i] + lane.top + lane.height / 2, texts[i], size=size,
                     color=palette.ink_on(colour), ha="center", va="center_baseline")  # fmt: skip
+
+
+def at_once(cells: Cells) -> Int64:
+    """Return 0 for a cell that has its row to itself, else 1 for a forward, 2 for what runs beside.
+
+    Kernels of a pair of actions take turns, so that their cells lie over each other.
+    """
+    order = np.lexsort((cells.start, cells.row))
+    row, start, end = cells.row[order], cells.start[order], cells.end[order]
+    meets = np.flatnonzero((row[1:] == row[:-1]) & (start[1:] < end[:-1]))
+    both = order[np.concatenate([meets, meets + 1])]
+    place = np.zeros(len(order), np.int64)
+    place[both] = np.where(cells.action[both] == ACTION_CODE["F"], 1, 2)
+    return place
 
 
 def _room_for_numbers(cells: Cells, window: int) -> float:
@@ -310,6 +335,7 @@ FIGURES: dict[str, Callable[..., Figure]] = {
     "pipeline": pipeline,
     "breakdown": breakdown,
     "memory": memory_plot.memory,
+    "loader": loader_plot.loader,
     "links": network_plots.links,
     "topology": network_plots.topology,
 }

@@ -13,7 +13,7 @@ import numpy as np
 from simulator.describe.scenario import Scenario
 from simulator.hardware.outside import outside
 from simulator.program import ACTIONS, NONE, Int64, Program
-from simulator.report.breakdown import Breakdown, breakdown
+from simulator.report.breakdown import Breakdown, breakdown, stream_category
 from simulator.report.memory import MemoryTimeline, memory_over_time
 from simulator.schedules.action import Actions
 from simulator.timeline import Timeline
@@ -56,6 +56,10 @@ class Result:
     """Action lists of a bare schedule by rank."""
     title: str = "schedule"
     """What a bare schedule is called."""
+    without_data_s: float | None = None
+    """Seconds of a step of the same scenario with all samples there, where ranks wait for some."""
+    without_save_s: float | None = None
+    """Seconds of a step of the same scenario without its checkpoint."""
 
     @property
     def program(self) -> Program:
@@ -75,13 +79,15 @@ class Result:
 
     @cached_property
     def rank_step_ends(self) -> Int64:
-        """(steps, ranks of a tile, columns): when each rank's last op of each step ended."""
+        """(steps, ranks of a tile, columns): when each rank's last op of each step ended.
+
+        What a loader does ahead of the steps that follow is no part of one, nor what is written
+        beside steps.
+        """
         p, (_, end) = self.tiled, self.times.columns
-        previous, step = p.stream_previous, p.step
-        last = np.ones(len(step), bool)  # rows that no row of the same step follows in its stream
-        follows = np.flatnonzero(previous != NONE)
-        last[previous[follows][step[previous[follows]] == step[follows]]] = False
-        rows = np.flatnonzero(last)
+        last = p.last_of_steps
+        ahead = np.append([stream_category(n) in ("data", "save") for n in p.streams], False)
+        rows, step = last[~ahead[p.stream[last]]], p.step
         ends = np.zeros((int(step.max(initial=0)) + 1, len(p.tile_ranks), end.shape[1]), np.int64)
         np.maximum.at(ends, (step[rows], p.rank[rows]), end[rows])
         return ends

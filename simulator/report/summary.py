@@ -15,20 +15,22 @@ from simulator.hardware.compute import BOUNDS, work_seconds
 from simulator.hardware.host import host_share
 from simulator.hardware.outside import Float64, by_rank, capacity, nccl_bytes
 from simulator.hardware.placement import spans
-from simulator.lower.places import is_summed
+from simulator.lower.places import is_summed, layout
 from simulator.lower.sharding import is_gathering
 from simulator.lower.trainable import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Int64, Program, Work
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
 from simulator.report.context import context_assumptions
+from simulator.report.data import DataUse, data_assumptions, data_use
 from simulator.report.devices import device_assumptions
 from simulator.report.experts import expert_assumptions
 from simulator.report.offload import host_memory, offload_assumptions, offloads
 from simulator.report.samples import model_assumptions
+from simulator.report.save import SaveUse, save_assumptions, save_use
 from simulator.report.schedule import schedule_assumptions
 from simulator.report.sharding import sharding_assumptions
 from simulator.report.training import training_assumptions
-from simulator.units import format_bytes
+from simulator.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
     from simulator.report.result import Result
@@ -44,6 +46,8 @@ OWNERS = {
     "ep": "expert-parallel communication",
     "tied": "tied-embedding communication",
     "offload": "copies to and from the host, updates there",
+    "data": "data loading",
+    "save": "checkpoint",
     "bubble": "pipeline bubble",
 }
 """What a part of the step is owned by, in words."""
@@ -82,6 +86,10 @@ class Summary:
     shares: dict[str, float]
     """Share of the step by owner, a key of `OWNERS`; they sum to 1."""
     bottleneck: str
+    data: DataUse | None
+    """What the data path does; None where none is described."""
+    checkpoint: SaveUse | None
+    """What a checkpoint costs; None where none is described."""
 
     @property
     def fits(self) -> bool:
@@ -116,6 +124,7 @@ def summarise(result: Result) -> Summary:
     needed = float(result.device_memory_bytes[fullest])
     node, devices = s.cluster.node, s.cluster.ranks_per_node
     unknown = node.host is None or s.cluster.is_mixed
+    data, saved = data_use(result, s), save_use(result, s)
     return Summary(
         step_time_s=seconds,
         first_step_s=result.first_step_s,
@@ -134,7 +143,11 @@ def summarise(result: Result) -> Summary:
         host_memory_bytes=sum(host_memory(result, s)) if offloads(s.plan) else 0.0,
         host_capacity_bytes=0.0 if unknown else host_share(node, devices).memory,
         shares=shares,
-        bottleneck=_bottleneck(shares, needed, float(room[fullest])),
+        bottleneck=_bottleneck(
+            shares, needed, float(room[fullest]), data, saved.blocked_s / seconds if saved else 0.0
+        ),
+        data=data,
+        checkpoint=saved,
     )
 
 
@@ -180,12 +193,19 @@ def _shares_of_kinds(program: Program, s: Scenario) -> Iterator[tuple[Int64 | sl
         yield np.flatnonzero((number.reshape(-1) == at)[program.rank]), shares
 
 
-def _bottleneck(shares: dict[str, float], peak: float, capacity: float) -> str:
+def _bottleneck(
+    shares: dict[str, float], peak: float, capacity: float, data: DataUse | None, saved: float
+) -> str:
     if peak > capacity:
         return (
             f"memory capacity: {format_bytes(peak)} needed, {format_bytes(capacity)} there, "
             f"{format_bytes(peak - capacity)} too much"
         )
+    if data is not None and data.binds:
+        rate = format_rate(data.samples_per_s[data.slowest], "samples")
+        return f"data ({data.slowest}: {rate}): {data.waiting_share:.1%} of the step"
+    if saved > 0.5:  # ranks that wait for others that save call it bubble
+        return f"{OWNERS['save']}: {saved:.1%} of the step"
     owner = max(shares, key=lambda name: shares[name])
     return f"{OWNERS[owner]}: {shares[owner]:.1%} of the step"
 
@@ -250,6 +270,8 @@ def assumptions(s: Scenario) -> list[str]:
         *_memory_assumptions(s),
         *training_assumptions(s),
         *offload_assumptions(s),
+        *data_assumptions(s),
+        *save_assumptions(s),
     ]
     out += _low_precision(s) + _saved_operators(s)
     if s.cluster.world_size > 1:
@@ -291,7 +313,8 @@ def assumptions(s: Scenario) -> list[str]:
     if plan.pp > 1 or plan.replicas > 1:
         out.append(_beside_communication(s.run.overlap_slowdown))
     if plan.tp > 1:
-        out.append(TP_OVERLAP[plan.tp_overlap])
+        beside = ", but for the other action of a pair" * layout(s).pairs
+        out.append(TP_OVERLAP[plan.tp_overlap] + beside * (plan.tp_overlap == "none"))
     out += context_assumptions(s) + expert_assumptions(s)
     if is_summed(s):
         how = "all-reduced"

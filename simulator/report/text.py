@@ -15,8 +15,10 @@ from simulator.lower.layers import active_parameters, num_parameters
 from simulator.lower.trainable import parameters
 from simulator.program import ACTIONS, NONE
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
+from simulator.report.data import data_lines
 from simulator.report.offload import host_lines
 from simulator.report.samples import attention_name, sample_name, throughput
+from simulator.report.save import save_lines
 from simulator.report.sharding import sharding_lines, sharding_name
 from simulator.report.summary import OWNERS, Summary, assumptions
 from simulator.report.training import training_name
@@ -52,6 +54,8 @@ def result_text(result: Result) -> str:
         *_headline(result.scenario),
         *_numbers(result, result.scenario, result.summary),
         *host_lines(result, result.scenario),
+        *data_lines(result, result.scenario),
+        *save_lines(result, result.scenario),
         *sharding_lines(result, result.scenario.plan),
         "",
         _stage_table(result),

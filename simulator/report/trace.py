@@ -42,7 +42,8 @@ SUFFIXES = (".json", ".json.gz")
 
 _ORDER = (
     "compute", "tp", "unshard", "reduce", "dp", "tied", "shards", "pipeline", "offload", "host",
-    "fetch", "send", "recv",
+    "fetch", "send", "recv", "copy", "pin", "worker", "storage",
+    "snapshot", "write",
 )  # fmt: skip
 """Tracks of a rank from top to bottom, by the first word of their stream."""
 

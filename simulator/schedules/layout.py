@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import NamedTuple
 
 from simulator.program import NONE
 from simulator.schedules.action import Action, Actions
@@ -14,7 +14,8 @@ from simulator.schedules.table import lists_of
 from simulator.schedules.times import Target
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True)
+class Layout:
     """Where stages lie, and how their passes are cut."""
 
     stages: tuple[tuple[int, ...], ...]
@@ -29,13 +30,13 @@ class Layout(NamedTuple):
     """Versions of its weights that each rank keeps: where they are updated so, one for each
     microbatch between its forward and its backward."""
 
-    @property
+    @cached_property
     def copies(self) -> int:
         """Most ranks that hold one stage."""
         held = [stage for stages in self.stages for stage in stages]
         return max(held.count(stage) for stage in set(held))
 
-    @property
+    @cached_property
     def ranks_of(self) -> dict[int, tuple[int, ...]]:
         """Ranks that hold each stage."""
         found: dict[int, tuple[int, ...]] = {}

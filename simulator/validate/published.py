@@ -135,14 +135,27 @@ def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def rerun(source: Source) -> Report:
     """Re-run every row of a source."""
+    return report_of(source, [rerun_row(source, row) for row in source.rows()])
+
+
+def rerun_row(source: Source, row: Row) -> Outcome | Unexpressed:
+    """Re-run a row of a source."""
+    label = source.label.format(**row)
+    try:
+        case = source.build(row)
+        return Outcome(label, case.measured, case.predict())
+    except DescriptionError as error:
+        return Unexpressed(label, "; ".join(error.problems))
+
+
+def report_of(source: Source, found: Iterable[Outcome | Unexpressed]) -> Report:
+    """Return the report of a source's rows."""
     outcomes, unexpressed = [], []
-    for row in source.rows():
-        label = source.label.format(**row)
-        try:
-            case = source.build(row)
-            outcomes.append(Outcome(label, case.measured, case.predict()))
-        except DescriptionError as error:
-            unexpressed.append(Unexpressed(label, "; ".join(error.problems)))
+    for one in found:
+        if isinstance(one, Outcome):
+            outcomes.append(one)
+        else:
+            unexpressed.append(one)
     return Report(source, tuple(outcomes), tuple(unexpressed))
 
 
