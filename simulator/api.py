@@ -60,7 +60,16 @@ def simulate(
     if scenario.checkpoint is not None:
         plain = _simulated(replace(scenario, checkpoint=None), "compiled", folded, repriced)
         result = replace(result, without_save_s=plain.step_time_s)
-    return replace(result, notes=(*result.notes, *pace_notes(result), *data_notes(result)))
+    return replace(
+        result, notes=(*result.notes, *pace_notes(result), *data_notes(result), *_first(scenario))
+    )
+
+
+def _first(scenario: Scenario) -> tuple[str, ...]:
+    """Return a warning when the step that is reported is the one with the warm-up."""
+    if not scenario.run.warm_up or scenario.run.num_steps > 1:
+        return ()
+    return ("run.num_steps 1: the step is the first one, run.warm_up with it",)
 
 
 def _simulated(

@@ -296,6 +296,18 @@ def test_the_first_step_alone_says_what_it_waits_for(loading):
     )
 
 
+# 10 ms longer, in which the loader gets ahead; then as ever.
+def test_the_first_step_begins_with_its_warm_up(loading):
+    cold, plain = (
+        sim.simulate(loading(plan={"pp": 2}, run={"warm_up": seconds})) for seconds in (1e-2, 0.0)
+    )
+    assert cold.step_time_s == plain.step_time_s
+    longer = cold.first_step_s - plain.first_step_s
+    assert 0.99e-2 < longer <= 1e-2
+    notes = sim.simulate(loading(run={"warm_up": 1e-2, "num_steps": 1})).notes
+    assert any("run.warm_up with it" in note for note in notes)
+
+
 TOML = """
 model = "resnet-50"
 [cluster]

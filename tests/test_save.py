@@ -88,6 +88,12 @@ def test_ranks_of_a_pipeline_save_their_own_stages(saving):
     assert use.restore_s == pytest.approx(4 * max(part.bytes for part in parts) / 1e9)
 
 
+def test_a_checkpoint_that_others_wait_for_in_bubbles_is_the_bottleneck(saving):
+    slow = replace(DISK, bandwidth=1e8)
+    result = sim.simulate(saving(plan={"pp": 4}, storage=slow))
+    assert result.summary.bottleneck.startswith("checkpoint:")
+
+
 # Half the rate of reading: twice the time.
 @pytest.mark.parametrize("run", [{}, FLUID])
 def test_writing_has_a_rate_of_its_own(saving, run):
@@ -242,6 +248,15 @@ def test_a_checkpoint_that_makes_no_sense_is_refused(tmp_path, key, value, sente
     with pytest.raises(DescriptionError) as caught:
         load(tmp_path / "s.toml", {key: value})
     assert sentence in str(caught.value)
+
+
+def test_one_rank_cannot_save_the_experts_of_others():
+    with pytest.raises(DescriptionError) as caught:
+        load("mixtral-8x7b-64gpu", {
+            "cluster.storage.nfs": "nfs-100g", "checkpoint.storage": "nfs", "plan.zero": 0,
+            "checkpoint.sharded": False,
+        })  # fmt: skip
+    assert "with plan.ep 8 no rank has all experts" in str(caught.value)
 
 
 def test_the_report_says_what_a_checkpoint_costs(saving):

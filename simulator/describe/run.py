@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from simulator.describe.fields import Count, Natural, Probability, Range, validate
+from simulator.describe.fields import Count, Natural, Probability, Range, Seconds, validate
 from simulator.describe.optimizer import OptimizerName
 from simulator.describe.tuning import LORA_TARGETS, run_contradictions
 from simulator.errors import DescriptionError
@@ -131,6 +131,9 @@ class Run:
     2507.03114), which is 0.16 where communication runs beside all of it."""
     num_steps: Count = 2
     """Optimizer steps simulated; the last one is reported as the steady state."""
+    warm_up: Seconds = 0.0
+    """What the first step begins with on every rank, before it computes: kernels compiled and
+    chosen, communicators and caches made. Loaders work meanwhile."""
     detail: Literal["stage", "layer", "kernel"] = "layer"
     """How finely a pass is cut into ops: an op a `kernel`; a run of kernels of a `layer` between
     collectives; a few ops a `stage`, for sweeps (a layer's where plan.tp_overlap or zero 2

@@ -65,6 +65,11 @@ def save_problems(s: Scenario) -> Iterator[str]:
             f"checkpoint.sharded is false, but under plan.zero {plan.zero} no rank has all of its "
             "state; set sharded = true"
         )
+    if not save.sharded and plan.ep > 1:
+        yield (
+            f"checkpoint.sharded is false, but with plan.ep {plan.ep} no rank has all experts; set "
+            "sharded = true"
+        )
     if plan.offload_optimizer:
         yield (
             "checkpoint: with plan.offload_optimizer the state lies on the host already, which is "

@@ -7,6 +7,7 @@ most. Neither counts transients, gathered weights, gradients in full, embedding 
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from itertools import accumulate
 
@@ -33,8 +34,10 @@ class Bounds:
 
     def excess(self, s: Scenario) -> tuple[float, float]:
         """Return the bytes by which a plan needs more than a device has: for states alone, and with
-        activations in flight. Below 0 it may fit.
+        activations in flight. Below 0 it may fit, and so may what is not cut into stages yet.
         """
+        if s.plan.stage_cut != "uniform" and s.plan.layers_per_stage is None:
+            return -math.inf, -math.inf
         states, kept = self._of_states(s), self._of_layer(s)
         flying = in_flight(
             schedule_of(s.plan.schedule), s.plan.pp, s.num_microbatches, s.plan.chunks,

@@ -2,14 +2,15 @@
 
 Each op starts when the last of what it waits for ends, so the path has no gaps and is as long as
 the step. The *main* rank is the one with most of its work. Work of other ranks on it, while the
-main rank waits for its first microbatch or for others' backwards, is the pipeline's bubble:
-(p-1)/(m+p-1) of a plain 1F1B. Communication counts wherever it lies, so that no step can gain more
+main rank idles, is the pipeline's bubble: (p-1)/(m+p-1) of a plain 1F1B; while it works too, it
+counts as work. Communication counts wherever it lies, so that no step can gain more
 from free communication along an axis than that has of the path.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,7 @@ class Path:
     owners_s: dict[str, float]
     """Seconds by owner, a key of `report.summary.OWNERS`, largest first; they sum to the step."""
     kernels_s: dict[str, float]
-    """Of the work on the main rank by kernel, largest first, launch gaps not counted."""
+    """Of its work by kernel, largest first, launch gaps not counted."""
     groups_s: dict[str, float]
     """Of the communication by axis and stage, largest first."""
     main_stages: tuple[int, ...]
@@ -50,25 +51,28 @@ def critical_path(result: Result) -> Path:
     pieces = _pieces(result)
     is_flow = moves(p)
     on: dict[int, int] = defaultdict(int)
-    for row, ticks in pieces:
-        on[int(p.rank[row])] += 0 if is_flow[row] else ticks
+    for row, _, begin, end in pieces:
+        on[int(p.rank[row])] += 0 if is_flow[row] else end - begin
     main = max(on, key=lambda rank: (on[rank], -rank))
     owners: dict[str, float] = defaultdict(float)
     kernels: dict[str, float] = defaultdict(float)
     groups: dict[str, float] = defaultdict(float)
-    for row, ticks in pieces:
-        seconds, cost = to_seconds(ticks), p.costs[p.cost[row]]
+    busy = _busy(result, main)
+    for row, column, begin, end in pieces:
+        seconds, cost = to_seconds(end - begin), p.costs[p.cost[row]]
         axis = stream_category(p.streams[p.stream[row]]) if p.stream[row] != NONE else "pp"
         if is_flow[row]:
             owners[axis] += seconds
             stage = f" of stage {p.stage[row]}" if p.stage[row] != NONE else ""
             groups[f"{axis}{stage}"] += seconds
-        elif p.rank[row] != main:
-            owners["bubble"] += seconds
         elif isinstance(cost, Work):
+            if p.rank[row] != main:
+                idle = seconds - to_seconds(busy(column, begin, end))
+                owners["bubble"] += idle
+                seconds -= idle
             _share(cost, s, seconds, owners, kernels)
     return Path(
-        step_s=to_seconds(sum(ticks for _, ticks in pieces)),
+        step_s=to_seconds(sum(end - begin for *_, begin, end in pieces)),
         owners_s=_sorted(owners),
         kernels_s=_sorted(kernels),
         groups_s=_sorted(groups),
@@ -98,8 +102,21 @@ def _share(
             kernels[kernel.name] += seconds * kernel.count * each / whole
 
 
-def _pieces(result: Result) -> list[tuple[int, int]]:
-    """Return the rows of the path and the ticks of each within the last step, last one first."""
+def _busy(result: Result, rank: int) -> Callable[[int, int, int], int]:
+    """Return the function that says how many ticks a rank computes on a column between two."""
+    p, (start, end) = result.tiled, result.times.columns
+    rows = np.flatnonzero((p.rank == rank) & (p.stream == p.streams.index("compute")))
+
+    def between(column: int, begin: int, until: int) -> int:
+        first = np.maximum(start[rows, column], begin)
+        last = np.minimum(end[rows, column], until)
+        return int(np.maximum(last - first, 0).sum())
+
+    return between
+
+
+def _pieces(result: Result) -> list[tuple[int, int, int, int]]:
+    """Return row, column, begin and end of what is on the path of the last step, last one first."""
     p, (start, end) = result.tiled, result.times.columns
     column_of_tile = result.times.column_of_tile
     if column_of_tile is None:
@@ -110,9 +127,9 @@ def _pieces(result: Result) -> list[tuple[int, int]]:
     row, column = (int(x[0]) for x in np.nonzero(end == finish))
     pieces = []
     while True:
-        ticks = int(end[row, column]) - max(int(start[row, column]), begin)
-        if ticks > 0:
-            pieces.append((row, ticks))
+        since, until = max(int(start[row, column]), begin), int(end[row, column])
+        if until > since:
+            pieces.append((row, column, since, until))
         if start[row, column] <= begin:
             return pieces
         best = (-1, NONE, NONE)

@@ -59,7 +59,7 @@ def search_figure(found: Found, kind: str = "memory", path: str | Path | None = 
     groups: dict[str, list[Trial]] = {}
     for t in cut:
         if t.fits and t is not first:
-            owner, seconds = next(iter(longer(t, first).items()))
+            owner, seconds = next(iter(longer(t, first, found.objective).items()))
             groups.setdefault(owner if seconds > 0 else "compute", []).append(t)
     over = [t for t in cut if not t.fits]
     handles = [
@@ -104,7 +104,7 @@ def search_figure(found: Found, kind: str = "memory", path: str | Path | None = 
         else:
             ax.set_ylim(bottom=0)
         ax.set(xlabel="step (s)", ylabel=names[kind])
-        ax.set_xlim(left=0.9 * first.step_time_s)
+        ax.set_xlim(left=0.9 * min(t.step_time_s for t in cut))
     return palette.save(figure, path)
 
 

@@ -27,22 +27,24 @@ WORTH = 0.005
 """Of the best plan's step: smaller parts are not named."""
 
 
-def longer(trial: Trial, best: Trial) -> dict[str, float]:
+def longer(trial: Trial, best: Trial, objective: str = "time") -> dict[str, float]:
     """Return by how many seconds each part of a plan's step is longer than the best one's.
 
-    Longest first; parts sum to the difference of the steps, shorter ones counted.
+    Longest first; parts sum to the difference of the steps, shorter ones counted. Where devices are
+    paid for, those of a plan on more devices are longer in proportion.
     """
-    parts = {k: trial.owners_s[k] - best.owners_s[k] for k in trial.owners_s}
+    scale = 1.0 if objective == "time" else trial.num_devices / best.num_devices
+    parts = {k: scale * trial.owners_s[k] - best.owners_s[k] for k in trial.owners_s}
     return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
-def why(trial: Trial, best: Trial) -> str:
+def why(trial: Trial, best: Trial, objective: str = "time") -> str:
     """Return why a plan is worse than the best one, in words."""
     if trial.failed:
         return trial.failed
     if not trial.fits:
         return f"does not fit, by {format_bytes(trial.over_bytes)}"
-    parts = longer(trial, best)
+    parts = longer(trial, best, objective)
     named = [(k, v) for k, v in parts.items() if v > WORTH * best.step_time_s][:PARTS]
     less = [(k, v) for k, v in reversed(parts.items()) if -v > WORTH * best.step_time_s][:1]
     text = [f"{SHORT.get(k, k)} {'+' if v > 0 else '-'}{format_seconds(abs(v))}"
@@ -68,7 +70,7 @@ def found_text(found: Found, top: int = TOP) -> str:
     titles = list(dict.fromkeys([objective.title, "step"]))
     rows = [["", *titles, "MFU", "memory", "plan, and what it loses to the first"]]
     for number, t in enumerate(best[:top], 1):
-        lost = "" if number == 1 else f": {why(t, best[0])}"
+        lost = "" if number == 1 else f": {why(t, best[0], found.objective)}"
         rows.append([
             str(number), *[objective.show(t), format_seconds(t.step_time_s)][-len(titles) :],
             f"{t.mfu:.1%}",
@@ -155,9 +157,11 @@ def _own(found: Found) -> str:
         return f"the scenario's own plan, {own.name}: {why(own, best)}"
     rank = found.rank_of_own
     among = "" if found.settled else f", {rank:,} of {len(found.fitting):,} that fit"
+    if own not in found.trials:
+        among = ", which is not in the space"
     return (
         f"the scenario's own plan, {own.name}{among}: step {format_seconds(own.step_time_s)}, "
-        f"{own.step_time_s / best.step_time_s - 1:+.1%}: {why(own, best)}"
+        f"{own.step_time_s / best.step_time_s - 1:+.1%}: {why(own, best, found.objective)}"
     )
 
 
@@ -166,11 +170,12 @@ def _lost(found: Found) -> list[str]:
     fitting = found.fitting
     groups: dict[str, list[Trial]] = {}
     for t in fitting[1:]:
-        owner, seconds = next(iter(longer(t, fitting[0]).items()))
+        owner, seconds = next(iter(longer(t, fitting[0], found.objective).items()))
         groups.setdefault(owner if seconds > 0 else "devices", []).append(t)
     rows = [["why the others lost", "plans", "least", "median", "most", "the best of them"]]
     for owner, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-        more = sorted(t.step_time_s - fitting[0].step_time_s for t in members)
+        gaps = (longer(t, fitting[0], found.objective) for t in members)
+        more = sorted(sum(gap.values()) for gap in gaps)
         rows.append([
             OWNERS.get(owner, "more devices"), f"{len(members):,}",
             *(f"{x:+.3g} s" for x in (more[0], median(more), more[-1])), members[0].name,
@@ -197,10 +202,15 @@ def search_assumptions(found: Found) -> list[str]:
         "divided evenly, or with embedding and head counted as a layer each"
         if s.plan.stage_cut == "uniform"
         else f"batch, sequence, precision, optimizer and devices stay; dp fills the cluster; "
-        f"layers are cut by {s.plan.stage_cut}",
+        f"layers are cut by {s.plan.stage_cut}, so that no plan is ruled out before it is run",
         "a part of a step is a mean over ranks; parts of a plan less those of the first say what "
         "it loses",
     ]
+    if len({t.num_devices for t in found.fitting}) > 1 and found.objective != "time":
+        lines.append(
+            "what a plan on more devices loses is counted in seconds of as many devices as the "
+            "first has"
+        )
     if s.run.network == "fluid":
         lines.append(
             f"plans were run with every flow alone; the best {len(found.settled)} of them then "
@@ -245,18 +255,20 @@ def found_dict(found: Found, top: int | None = None) -> dict[str, Any]:
         "simulated": len(found.trials),
         "not_simulated": found.left,
         "how": found.how,
-        "best": [_trial_dict(t, best[0]) for t in best],
-        "own": _trial_dict(found.own, best[0] if best else found.own),
+        "best": [_trial_dict(t, best[0], found.objective) for t in best],
+        "own": _trial_dict(found.own, best[0] if best else found.own, found.objective),
         "rank_of_own": found.rank_of_own,
-        "others": [_trial_dict(t, best[0]) for t in found.trials if not t.fits] if best else [],
+        "others": [_trial_dict(t, best[0], found.objective) for t in found.trials if not t.fits]
+        if best
+        else [],
         "assumptions": search_assumptions(found),
     }
 
 
-def _trial_dict(t: Trial, best: Trial) -> dict[str, Any]:
+def _trial_dict(t: Trial, best: Trial, objective: str) -> dict[str, Any]:
     document = asdict(t)
     for name in ("number", "place"):
         del document[name]
     document["set"] = words(t.settings)
-    document["why"] = "" if t is best else why(t, best)
+    document["why"] = "" if t is best else why(t, best, objective)
     return document

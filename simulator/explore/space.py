@@ -209,7 +209,7 @@ def _values(key: str, s: Scenario) -> list[Any]:
     """Return the default values of an axis, with the scenario's own among them."""
     part, _, name = key.partition(".")
     own, every = getattr(getattr(s, part), name), list(DEFAULTS[key](s))
-    if key == "plan.sequence_parallel" or (key == "plan.zero" and not own):
+    if key == "plan.sequence_parallel" or (key, own) in (("plan.zero", 0), ("plan.chunks", 1)):
         return every
     return every if own in every else [*every, own]
 

@@ -54,7 +54,7 @@ def whatif_figure(w: WhatIf, path: str | Path | None = None) -> Figure:
         axes[0].spines["bottom"].set_visible(False)
         gains = 100 * np.array([g.gain for g in w.gains])
         low, high = min(0.0, float(gains.min())), max(0.0, float(gains.max()))
-        room = 0.22 * max(high - low, 1.0)
+        room = (0.22 if all(g.fits for g in w.gains) else 0.42) * max(high - low, 1.0)
         for at, g in enumerate(w.gains):
             owner = g.ideal.owner or "bubble"
             look = _look(owner) if g.ideal.owner else PLAIN

@@ -27,6 +27,7 @@ from simulator.lower.segments import COMPUTE, Segment
 from simulator.lower.shapes import shapes
 from simulator.lower.staleness import CLOCK, bound_staleness
 from simulator.lower.trainable import first_trained_stage, without_backward
+from simulator.lower.warm_up import warm_up
 from simulator.program import Cost, Flow, Memory, Program, Work
 from simulator.schedules import (
     Action,
@@ -82,6 +83,7 @@ def lower(s: Scenario) -> Program:
     if several and (s.run.clip_grad or s.run.scales_loss):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
+    steps, costs = warm_up(steps, s, costs)
     steps, costs = save_state(steps, s, costs)
     steps, costs = load(steps, s, costs)
     program = replicate(steps, Mesh.of(s.plan), costs, static)

@@ -124,7 +124,7 @@ def summarise(result: Result) -> Summary:
     needed = float(result.device_memory_bytes[fullest])
     node, devices = s.cluster.node, s.cluster.ranks_per_node
     unknown = node.host is None or s.cluster.is_mixed
-    data = data_use(result, s)
+    data, saved = data_use(result, s), save_use(result, s)
     return Summary(
         step_time_s=seconds,
         first_step_s=result.first_step_s,
@@ -143,9 +143,11 @@ def summarise(result: Result) -> Summary:
         host_memory_bytes=sum(host_memory(result, s)) if offloads(s.plan) else 0.0,
         host_capacity_bytes=0.0 if unknown else host_share(node, devices).memory,
         shares=shares,
-        bottleneck=_bottleneck(shares, needed, float(room[fullest]), data),
+        bottleneck=_bottleneck(
+            shares, needed, float(room[fullest]), data, saved.blocked_s / seconds if saved else 0.0
+        ),
         data=data,
-        checkpoint=save_use(result, s),
+        checkpoint=saved,
     )
 
 
@@ -192,7 +194,7 @@ def _shares_of_kinds(program: Program, s: Scenario) -> Iterator[tuple[Int64 | sl
 
 
 def _bottleneck(
-    shares: dict[str, float], peak: float, capacity: float, data: DataUse | None
+    shares: dict[str, float], peak: float, capacity: float, data: DataUse | None, saved: float
 ) -> str:
     if peak > capacity:
         return (
@@ -202,6 +204,8 @@ def _bottleneck(
     if data is not None and data.binds:
         rate = format_rate(data.samples_per_s[data.slowest], "samples")
         return f"data ({data.slowest}: {rate}): {data.waiting_share:.1%} of the step"
+    if saved > 0.5:  # ranks that wait for others that save call it bubble
+        return f"{OWNERS['save']}: {saved:.1%} of the step"
     owner = max(shares, key=lambda name: shares[name])
     return f"{OWNERS[owner]}: {shares[owner]:.1%} of the step"
 

@@ -52,7 +52,9 @@ _SAID = {
 
 _OURS = {
     "plan": {"placement"},
-    "run": {"num_steps", "detail", "network", "overlap_slowdown", "allocator_reserve"},
+    "run": {
+        "num_steps", "detail", "network", "overlap_slowdown", "allocator_reserve", "warm_up",
+    },
 }  # fmt: skip
 """Fields of the machine and of the simulation, about which a program is not told."""
 
