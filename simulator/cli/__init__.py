@@ -1,4 +1,4 @@
-"""The command line: ``trainsim run|operate|sweep|check|show|import|validate``.
+"""The command line: ``trainsim VERB``, a file of this package for most verbs.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed while running, 2 wrong
 input, 3 the answer is no (does not fit, deadlock), 130 interrupted. Heavy modules load when a
@@ -14,6 +14,7 @@ import click
 
 from simulator.cli.exchange import import_group
 from simulator.cli.operate import operate
+from simulator.cli.ranks import calibrate
 from simulator.cli.run import check, run
 from simulator.cli.search import search
 from simulator.cli.show import show
@@ -32,7 +33,11 @@ def cli() -> None:
     """
 
 
-for command in (run, whatif, search, sweep, operate, check, show, import_group, validate):
+VERBS = (
+    run, whatif, search, sweep, operate, check, show, import_group, validate, calibrate,
+)  # fmt: skip
+
+for command in VERBS:
     cli.add_command(command)
 
 

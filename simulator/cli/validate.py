@@ -7,11 +7,15 @@ from pathlib import Path
 import click
 
 from simulator.cli.options import OVER_CAPACITY, check_outputs, progress, write_json
+from simulator.cli.ranks import validate_torch
 
 
 @click.group()
 def validate() -> None:
-    """Compare predictions with published measurements."""
+    """Compare predictions with measurements, published or made here."""
+
+
+validate.add_command(validate_torch)
 
 
 @validate.command("collectives")

@@ -1,0 +1,256 @@
+"""A replay beside what was predicted of it: op by op, and the step by two clocks kept apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simulator.validate.torch.clock import Rebuilt, rebuilt
+from simulator.validate.torch.job import Job
+from simulator.validate.torch.predict import Prediction, calibrated
+from simulator.validate.torch.recording import COMPUTE, Float64, Links, Op, Recording
+
+QUIET = 1.03
+"""Most that the wall clock of a step's computing may exceed its busy time, on any rank."""
+
+FEWEST = 5
+"""Quiet steps below which there is no figure by the wall clock."""
+
+TOLERANCE = 1e-4
+"""Largest difference of a loss, or of a gradient over the parameter's largest one, that fp32 sums
+in another order explain."""
+
+
+class Row(NamedTuple):
+    """One kind of action of one stage."""
+
+    label: str
+    predicted: float
+    measured: float
+    variation: float
+    times: int
+
+    @property
+    def error(self) -> float:
+        """Signed: above zero, predicted too slow."""
+        return self.predicted / self.measured - 1
+
+
+class Figure(NamedTuple):
+    """The step by one clock, in seconds."""
+
+    clock: str
+    measured: float
+    """Median of the steps."""
+    spread: float
+    """Half the middle half of the steps, over the median."""
+    steps: int
+    calibrated: float
+    """Predicted from op times that were measured apart, median over visits."""
+    replayed: float
+    """Median of what the engine says of each step with the op times of that step."""
+    error: float
+    """Signed error of the prediction: of each visit's op times against that visit's steps, so that
+    both see the same phase of the host; median over visits."""
+    visits: int
+
+    @property
+    def engine_error(self) -> float:
+        """Signed error of the replayed step."""
+        return self.replayed / self.measured - 1
+
+    @property
+    def cost_error(self) -> float:
+        """Signed error that op times measured apart add to it."""
+        return (1 + self.error) / (1 + self.engine_error) - 1
+
+
+class Sameness(NamedTuple):
+    """The replay beside one process that trains the same model."""
+
+    loss: float
+    """Largest difference of a microbatch's loss, in steps `steps`."""
+    losses: int
+    steps: int
+    gradient: float
+    """Largest difference of a gradient of the first step, over the parameter's largest one."""
+    parameter: str
+    """Where that is."""
+    gradients: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether both are alike to the tolerance of fp32."""
+        return max(self.loss, self.gradient) <= TOLERANCE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All that a replay says."""
+
+    job: Job
+    machine: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    clock: Figure | None
+    """By the rebuilt clock; None where no step was recorded, or ranks share cores."""
+    wall: Figure | None
+    """By the wall clock of quiet steps; None where these are too few."""
+    quiet: int
+    """Quiet steps."""
+    steps: int
+    """Recorded steps."""
+    bubble: tuple[float, float] | None
+    """Share of a step that ranks wait, measured on the rebuilt clock and by the wall clock, means
+    over ranks and steps."""
+    sameness: Sameness | None
+    """None where the replay was cut short before its first steps ended."""
+    links: Links
+    source: str
+    """Where predicted op times come from."""
+    shares_cores: str | None
+    """Why times say nothing, where there are more ranks than cores."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values for JSON."""
+        job = self.job
+        return {
+            "schema_version": 1,
+            "job": asdict(job),
+            "machine": dict(self.machine),
+            "predicted_from": self.source,
+            "ops": [{**row._asdict(), "error": row.error} for row in self.rows],
+            "rebuilt_clock": _figure(self.clock),
+            "wall_clock": _figure(self.wall),
+            "quiet_steps": self.quiet,
+            "steps": self.steps,
+            "same_as_one_process": None if self.sameness is None else {
+                **self.sameness._asdict(), "holds": self.sameness.holds,
+            },
+            "times_left_out": self.shares_cores,
+        }  # fmt: skip
+
+
+def _figure(figure: Figure | None) -> dict[str, Any] | None:
+    if figure is None:
+        return None
+    return {
+        **figure._asdict(), "engine_error": figure.engine_error, "cost_error": figure.cost_error,
+    }  # fmt: skip
+
+
+def compare(
+    recording: Recording, visits: Sequence[Mapping[str, Op]], ops: Mapping[str, Op], links: Links,
+    source: str, reference: Mapping[str, Any] | None, shares_cores: str | None = None,
+) -> Comparison:  # fmt: skip
+    """Return a replay beside what was predicted of it.
+
+    Args:
+        recording: of the replay.
+        visits: op times measured apart from its steps, for each visit.
+        ops: those of all visits together.
+        links: times of messages and sums measured apart from its steps.
+        source: where these come from, in words.
+        reference: what `worker.compare_with_one_process` left; None where it did not run.
+        shares_cores: why times are left out.
+    """
+    job, measured = recording.job, recording.measured() if recording.steps else {}
+    rows = tuple(
+        Row(name, ops[name].seconds, op.seconds, op.variation, len(op.samples))
+        for name, op in measured.items()
+        if name in ops
+    )
+    quiet = recording.stretch() <= QUIET if recording.steps else np.zeros(0, bool)
+    timed = bool(recording.steps) and shares_cores is None
+    by_step = _by_step(recording) if timed else []
+    apart = []
+    if timed:
+        engine = Prediction(job, links, recording.buckets)
+        apart = [calibrated(engine, own) for own in visits]
+    every = np.ones(len(recording.steps), bool)
+    return Comparison(
+        job=job,
+        machine=recording.machine,
+        rows=rows if timed else (),
+        clock=_of("rebuilt", recording, np.array([r.seconds for r in by_step]), every, apart)
+        if timed else None,
+        wall=_of("wall", recording, recording.step_seconds, quiet, apart)
+        if timed and quiet.sum() >= FEWEST else None,
+        quiet=int(quiet.sum()),
+        steps=len(recording.steps),
+        bubble=_bubble(recording, by_step) if timed else None,
+        sameness=_sameness(recording, reference),
+        links=links,
+        source=source,
+        shares_cores=shares_cores,
+    )  # fmt: skip
+
+
+def _by_step(recording: Recording) -> list[Rebuilt]:
+    job = recording.job
+    busy = [recording.busy(rank) for rank in range(job.world_size)]
+    return [
+        rebuilt(job, [b[n].tolist() for b in busy], recording.links, dict(recording.buckets))
+        for n in range(len(recording.steps))
+    ]
+
+
+def _of(
+    clock: str, recording: Recording, seconds: Float64, which: Any, apart: Sequence[float]
+) -> Figure:  # fmt: skip
+    """Return the figure of a clock over some steps."""
+    job, times = recording.job, []
+    for rank in range(job.world_size):
+        busy = recording.busy(rank)
+        if clock == "wall":
+            computes = np.array([a.kind in COMPUTE[:-1] for a in job.list_of(rank)])
+            busy = np.where(computes, recording.wall(rank), busy)
+        times.append(busy[which])
+    places = [recording.positions(rank) for rank in range(job.world_size)]
+    engine = Prediction(job, recording.links, recording.buckets)
+    replayed = [
+        engine.step(lambda rank, action, n=n: float(times[rank][n, places[rank][action]]))  # type: ignore[misc]
+        for n in range(int(np.sum(which)))
+    ]
+    visit = np.arange(len(recording.steps)) // job.steps
+    errors = [
+        apart[v] / float(np.median(seconds[which & (visit == v)])) - 1
+        for v in sorted(set(visit[which].tolist()))
+    ]
+    low, middle, high = np.quantile(seconds[which], (0.25, 0.5, 0.75)).tolist()
+    return Figure(
+        clock=clock,
+        measured=middle,
+        spread=(high - low) / 2 / middle,
+        steps=int(np.sum(which)),
+        calibrated=float(np.median(apart)),
+        error=float(np.median(errors)),
+        visits=len(errors),
+        replayed=float(np.median(replayed)),
+    )
+
+
+def _bubble(recording: Recording, by_step: list[Rebuilt]) -> tuple[float, float]:
+    """Return the share of the rebuilt step that ranks do not compute, and of the wall clock's."""
+    job = recording.job
+    busy = np.mean([recording.busy(rank).sum(axis=1) for rank in range(job.world_size)], axis=0)
+    clock = np.array([r.seconds for r in by_step])
+    return float(np.median(1 - busy / clock)), float(np.median(1 - busy / recording.step_seconds))
+
+
+def _sameness(recording: Recording, reference: Mapping[str, Any] | None) -> Sameness | None:
+    if reference is None:
+        return None
+    differences = [
+        abs(loss - recording.losses[replica][step][m])
+        for step, replicas in enumerate(reference["losses"])
+        for replica, losses in enumerate(replicas)
+        for m, loss in enumerate(losses)
+    ]
+    gradients = reference["gradients"]
+    return Sameness(
+        max(differences), len(differences), len(reference["losses"]),
+        gradients["relative"], gradients["parameter"], gradients["compared"],
+    )  # fmt: skip

@@ -1,0 +1,153 @@
+"""Times measured in the ranks' processes apart from any step: actions by stage, messages, sums.
+
+All ranks measure at once, so that each has the neighbours on its host that it has in a step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from simulator.schedules import Action
+from simulator.validate.torch.executor import Executor
+from simulator.validate.torch.job import ELEMENT, WARMING, label
+
+LEAST = 8
+"""Forwards of a repetition, at least."""
+
+ROUNDS = 40
+"""Messages and sums of each size that count."""
+
+SIZES = tuple(4**k for k in range(5, 13))
+"""Bytes of messages and sums that a calibration measures beside those of its job: 1 KiB to
+16 MiB."""
+
+
+OTHER = 2**23
+"""Bytes that are touched between two messages."""
+
+
+def actions(
+    ex: Executor, kept: int, progress: Callable[[int], None] = lambda repetition: None
+) -> dict[str, list[list[float]]]:
+    """Return busy and wall seconds of the actions of a rank's stages, by label, as measured.
+
+    As many forwards as the schedule keeps at once, then as many backwards: caches and allocator see
+    what they see in a step. Medians, because a busy host makes outliers.
+    """
+    found: dict[str, list[list[float]]] = {}
+    live = min(ex.live, ex.job.num_microbatches)
+    split = ex.split
+    ex.load()
+    rounds = -(-LEAST // live)
+    for repetition in range(WARMING + kept):
+        dist.barrier()
+        progress(repetition)
+        for stage in ex.stages:
+            for pattern in patterns(ex, stage, live):
+                kinds = {a.kind for a in pattern}
+                ex.split = {(stage, m) for m in range(live)} if "I" in kinds else set()
+                for _ in range(1 if "OPT" in kinds else rounds):
+                    ex.feed(stage, live)
+                    for action, span in zip(pattern, ex.run(pattern), strict=True):
+                        if repetition >= WARMING:
+                            pair = [span.busy * 1e-9, (span.end - span.start) * 1e-9]
+                            found.setdefault(label(action), []).append(pair)
+    ex.split = split
+    return found
+
+
+def patterns(ex: Executor, stage: int, live: int) -> Iterator[list[Action]]:
+    """Yield what a stage does: forwards, then whole or split backwards; at the end its update."""
+    kinds = {a.kind for a in ex.actions if a.stage == stage}
+    for backward in (("B",), ("I", "W")):
+        if kinds & set(backward):
+            yield [Action(stage, "F", m) for m in range(live)] + [
+                Action(stage, kind, m) for m in range(live) for kind in backward
+            ]
+    yield [Action(stage, "OPT")]
+
+
+def messages(ex: Executor, sizes: list[int]) -> list[dict[str, float]]:
+    """Return the time of messages between the first two ranks of a pipeline, by size.
+
+    Half a round trip, with the receive posted before the message is sent and caches that hold
+    something else; and what the sender and the receiver compute for it themselves.
+    """
+    job = ex.job
+    if job.pp == 1:
+        return []
+    ends = job.rank(0, 0), job.rank(0, 1)
+    out = []
+    for size in sizes:
+        dist.barrier()
+        if ex.rank in ends:
+            row = _round_trips(ex, ends, size)
+            if ex.rank == ends[0]:
+                out.append({"bytes": size, **row})
+    dist.barrier()
+    return out
+
+
+def _round_trips(ex: Executor, ends: tuple[int, int], size: int) -> dict[str, float]:
+    first = ex.rank == ends[0]
+    peer = ends[first]
+    there, back = ("SEND_F", "SEND_B") if first else ("SEND_B", "SEND_F")
+    out = ex.groups.lanes.get((ex.rank, peer, there))
+    into = ex.groups.lanes.get((peer, ex.rank, back))
+    data, buffer = (torch.zeros(size // ELEMENT, device=ex.here) for _ in range(2))
+    busy = ex.device.busy
+    trips, sends, receives = [], [], []
+    other = torch.zeros(OTHER // ELEMENT, device=ex.here)
+    for _ in range(WARMING + ROUNDS):
+        other.add_(1.0)
+        ex.device.settle()
+        receive = dist.irecv(buffer, peer, into)
+        begin = time.perf_counter_ns()
+        if first:
+            start = busy()
+            send = dist.isend(data, peer, out)
+            middle = busy()
+            receive.wait()
+            sends.append(middle - start)
+            receives.append(busy() - middle)
+        else:
+            receive.wait()
+            send = dist.isend(data, peer, out)
+        send.wait()
+        ex.device.settle()
+        trips.append(time.perf_counter_ns() - begin)
+    middle_of = [statistics.median(v[WARMING:] or [0]) * 1e-9 for v in (trips, sends, receives)]
+    return {"seconds": middle_of[0] / 2, "send": middle_of[1], "receive": middle_of[2]}
+
+
+def sums(ex: Executor, sizes: list[int]) -> list[dict[str, float]]:
+    """Return the time of all-reduces over the ranks that hold a rank's first stage, by size.
+
+    Sizes that the stages' buckets have are measured too.
+    """
+    own = ex.job.holders[min(ex.stages)]
+    if len(own) == 1:
+        return []
+    group = ex.groups.sums[own]
+    every: list[Any] = [None] * ex.job.world_size
+    mine = {flat.numel() * ELEMENT for flats in ex.sums.values() for flat in flats}
+    dist.all_gather_object(every, sorted(mine | set(sizes)))
+    out = []
+    for size in sorted({size for part in every for size in part}):
+        data = torch.zeros(size // ELEMENT, device=ex.here)
+        spent = []
+        for _ in range(WARMING + ROUNDS):
+            dist.barrier(group)
+            begin = time.perf_counter_ns()
+            dist.all_reduce(data, group=group)
+            ex.device.settle()
+            spent.append((time.perf_counter_ns() - begin) * 1e-9)
+        seconds = statistics.median(spent[WARMING:])
+        out.append({"bytes": size, "ranks": len(own), "seconds": seconds})
+    return out

@@ -1,0 +1,210 @@
+"""What the ranks measured, read back: op times apart from steps, and the steps' spans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.schedules import Action
+from simulator.validate.torch.files import results_file
+from simulator.validate.torch.job import Job, label
+
+Float64 = npt.NDArray[np.float64]
+
+NANO = 1e-9
+
+COMPUTE = ("F", "B", "I", "W", "OPT")
+"""Kinds of action that compute."""
+
+
+class Op(NamedTuple):
+    """Times of one kind of action of one stage."""
+
+    seconds: float
+    """Median of what the device computed for it."""
+    variation: float
+    """Standard deviation over mean."""
+    wall_seconds: float
+    """Median by the wall clock."""
+    samples: tuple[float, ...]
+    """Every time that the median of what the device computed is of."""
+
+    @classmethod
+    def of(cls, pairs: npt.ArrayLike) -> Op:
+        """Return the times of (busy, wall) seconds."""
+        busy, wall = np.array(pairs, float).reshape(-1, 2).T
+        return cls(
+            float(np.median(busy)), float(busy.std() / busy.mean()), float(np.median(wall)),
+            tuple(busy.tolist()),
+        )  # fmt: skip
+
+
+class Links(NamedTuple):
+    """Seconds of messages and of all-reduces by size."""
+
+    messages: tuple[tuple[float, float, float, float], ...]
+    """(bytes, seconds, of them the sender computes, the receiver computes), ascending."""
+    sums: tuple[tuple[float, float], ...]
+    """(bytes, seconds), ascending."""
+
+    def message(self, size: float) -> tuple[float, float, float]:
+        """Return the seconds of a message, of the sender's own and of the receiver's own work."""
+        if not self.messages:
+            return 0.0, 0.0, 0.0
+        sizes, *columns = np.array(self.messages).T
+        seconds, send, receive = (float(np.interp(size, sizes, column)) for column in columns)
+        return seconds, send, receive
+
+    def sum(self, size: float) -> float:
+        """Return the seconds of an all-reduce."""
+        if not self.sums:
+            return 0.0
+        sizes, seconds = np.array(self.sums).T
+        return float(np.interp(size, sizes, seconds))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What all ranks of a job measured, times of spans in nanoseconds."""
+
+    job: Job
+    machine: Mapping[str, Any]
+    ops: Mapping[str, Op]
+    """Measured apart from steps, by label; empty where nothing was."""
+    ops_of_visits: tuple[Mapping[str, Op], ...]
+    """The same, of each visit alone."""
+    links: Links
+    buckets: Mapping[int, tuple[float, ...]]
+    """Bytes of the buckets of gradients of each stage, in the order in which they are summed."""
+    steps: tuple[int, ...]
+    """Numbers of the recorded steps that all ranks have done."""
+    spans: tuple[npt.NDArray[np.int64], ...]
+    """By rank: (steps, actions, 3): start, end, busy."""
+    losses: tuple[Mapping[int, Mapping[int, float]], ...]
+    """By replica, then step (all of them, also those that warm up), then microbatch."""
+    complete: bool
+    """Whether all steps of the job were done."""
+
+    @classmethod
+    def read(cls, job: Job, folder: Path) -> Recording:
+        """Return what lies in the folder of a job, also where its ranks were cut short."""
+        texts = []
+        for rank in range(job.world_size):
+            path = results_file(folder, rank)
+            texts.append(path.read_text(encoding="utf-8") if path.exists() else "")
+        return cls.of(job, texts)
+
+    @classmethod
+    def of(cls, job: Job, texts: Sequence[str]) -> Recording:
+        """Return what the ranks' files say."""
+        lines = [[json.loads(x) for x in text.splitlines() if x.endswith("}")] for text in texts]
+        heads = [rows[0] if rows else {} for rows in lines]
+        visits = [[row["actions"] for row in rows if "actions" in row] for rows in lines]
+        by_visit = [_pooled(tables) for tables in zip(*visits, strict=False)]
+        done = [[row for row in rows if "step" in row] for rows in lines]
+        common = set.intersection(*({r["step"] for r in rows} for rows in done))
+        kept = [[r for r in rows if r["recorded"] and r["step"] in common] for rows in done]
+        losses: list[dict[int, dict[int, float]]] = [{} for _ in range(job.dp)]
+        for rank, rows in enumerate(done):
+            for row in rows:
+                if row["losses"]:
+                    of_step = losses[job.place(rank)[0]].setdefault(row["step"], {})
+                    of_step |= {int(m): loss for m, loss in row["losses"].items()}
+        buckets = {int(s): tuple(b) for h in heads for s, b in h.get("buckets", {}).items()}
+        names = [r["step"] for r in kept[0]]
+        return cls(
+            job=job,
+            machine=heads[0].get("machine", {}),
+            ops=_ops(_pooled(by_visit)),
+            ops_of_visits=tuple(map(_ops, by_visit)),
+            links=_links(heads),
+            buckets=buckets,
+            steps=tuple(names),
+            spans=tuple(
+                np.array([r["spans"] for r in rows], np.int64).reshape(
+                    len(names), len(job.list_of(rank)), 3
+                )
+                for rank, rows in enumerate(kept)
+            ),
+            losses=tuple(losses),
+            complete=len(names) == job.visits * job.steps,
+        )
+
+    def busy(self, rank: int) -> Float64:
+        """Return (steps, actions) seconds that a rank computed in each action."""
+        seconds: Float64 = (self.spans[rank][:, :, 2] * NANO).astype(np.float64)
+        return seconds
+
+    def wall(self, rank: int) -> Float64:
+        """Return (steps, actions) seconds of each action by the wall clock."""
+        start, end = np.moveaxis(self.spans[rank][:, :, :2], 2, 0)
+        seconds: Float64 = ((end - start) * NANO).astype(np.float64)
+        return seconds
+
+    @property
+    def step_seconds(self) -> Float64:
+        """Return the wall clock of each step: from the first start on any rank to the last end."""
+        start = np.min([s[:, 0, 0] for s in self.spans], axis=0)
+        end = np.max([s[:, -1, 1] for s in self.spans], axis=0)
+        seconds: Float64 = (end - start) * NANO
+        return seconds
+
+    def stretch(self) -> Float64:
+        """Return for each step the worst rank's wall clock over busy time, in what computes."""
+        ratios = []
+        for rank in range(self.job.world_size):
+            computes = [a.kind in COMPUTE[:-1] for a in self.job.list_of(rank)]
+            busy, wall = self.busy(rank)[:, computes], self.wall(rank)[:, computes]
+            ratios.append(wall.sum(axis=1) / busy.sum(axis=1))
+        worst: Float64 = np.max(ratios, axis=0)
+        return worst
+
+    def measured(self) -> dict[str, Op]:
+        """Return the times of actions in the recorded steps, by label."""
+        found: dict[str, list[Float64]] = {}
+        for rank in range(self.job.world_size):
+            both = np.stack([self.busy(rank), self.wall(rank)], axis=-1)
+            for i, action in enumerate(self.job.list_of(rank)):
+                if action.kind in COMPUTE:
+                    found.setdefault(label(action), []).append(both[:, i])
+        return {name: Op.of(np.concatenate(some)) for name, some in sorted(found.items())}
+
+    def positions(self, rank: int) -> dict[Action, int]:
+        """Return where each action stands in a rank's list."""
+        return {a: i for i, a in enumerate(self.job.list_of(rank))}
+
+
+Pairs = dict[str, list[list[float]]]
+"""(busy, wall) seconds by label."""
+
+
+def _pooled(tables: Sequence[Pairs]) -> Pairs:
+    pooled: Pairs = {}
+    for table in tables:
+        for name, pairs in table.items():
+            pooled.setdefault(name, []).extend(pairs)
+    return pooled
+
+
+def _ops(pairs: Pairs) -> dict[str, Op]:
+    return {name: Op.of(some) for name, some in sorted(pairs.items())}
+
+
+def _links(heads: Sequence[Mapping[str, Any]]) -> Links:
+    messages = sorted(
+        (row["bytes"], row["seconds"], row["send"], row["receive"])
+        for head in heads
+        for row in head.get("messages", ())
+    )
+    by_size: dict[float, list[float]] = {}
+    for head in heads:
+        for row in head.get("sums", ()):
+            by_size.setdefault(row["bytes"], []).append(row["seconds"])
+    sums = tuple((size, float(np.median(some))) for size, some in sorted(by_size.items()))
+    return Links(tuple(messages), sums)

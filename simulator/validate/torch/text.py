@@ -1,0 +1,148 @@
+"""A replay's comparison as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simulator.units import format_seconds
+from simulator.validate.torch.compare import FEWEST, QUIET, TOLERANCE, Comparison, Figure
+
+TITLES = {
+    "rebuilt": "rebuilt clock (time computed in each action + measured messages)",
+    "wall": "wall clock of quiet steps",
+}
+
+
+UNITS = (("device", ""), ("cores", " cores"), ("threads_per_rank", " thread(s) a rank"))
+"""What of a machine is printed, and in what."""
+
+
+def comparison_text(c: Comparison) -> str:
+    """Return everything that a replay says, for people."""
+    lines = [*_head(c), "", *_same(c)]
+    if c.shares_cores:
+        return "\n".join([*lines, "", f"times are left out: {c.shares_cores}"])
+    if c.rows:
+        lines += ["", *_ops(c)]
+    for figure in (c.clock, c.wall):
+        if figure is not None:
+            lines += ["", *_figure(figure)]
+    lines += ["", *_steps(c)]
+    if c.clock is not None:
+        lines += ["", _verdict(c.wall or c.clock)]
+    return "\n".join(lines)
+
+
+def table_text(table: Mapping[str, Any]) -> str:
+    """Return a calibration for people."""
+    lines = [f"{'op':8} {'median':>11} {'spread':>8} {'wall clock':>11} {'times':>6}"]
+    lines += [
+        f"{name:8} {format_seconds(op['seconds']):>11} {op['variation']:>8.1%} "
+        f"{format_seconds(op['wall_seconds']):>11} {len(op['samples']):>6}"
+        for name, op in table["actions"].items()
+    ]
+    for name in ("messages", "sums"):
+        lines += [
+            f"{name[:-1]} of {row['bytes']:,} bytes: {format_seconds(row['seconds'])}"
+            for row in table[name]
+        ]
+    return "\n".join(lines)
+
+
+def _head(c: Comparison) -> list[str]:
+    job, machine = c.job, c.machine
+    size = f"{job.pp} pipeline ranks x dp {job.dp}" if job.dp > 1 else f"{job.pp} pipeline ranks"
+    where = ", ".join(
+        f"{machine[key]}{unit}"
+        for key, unit in UNITS
+        if machine.get(key) is not None
+    )  # fmt: skip
+    return [
+        f"{size}, {len(job.layers)} stages, {job.num_microbatches} microbatches, "
+        f"{c.steps} recorded steps after {job.warmup} that warm up",
+        f"on {where}; torch {machine.get('torch')}, {machine.get('backend')}, "
+        f"Python {machine.get('python')}",
+        f"computed time: {machine.get('busy')}",
+        f"predicted from {c.source}",
+        *_assumed(c),
+    ]
+
+
+def _assumed(c: Comparison) -> list[str]:
+    """Return what is done otherwise than the simulator would."""
+    lines = []
+    if any(len(holders) > 1 for holders in c.job.holders.values()):
+        lines.append(
+            "gradients are summed when the last backward of a stage has ended, not during it"
+        )
+    return lines
+
+
+def _same(c: Comparison) -> list[str]:
+    same = c.sameness
+    if same is None:
+        return ["not compared with one process"]
+    verdict = "same as" if same.holds else "NOT the same as"
+    return [
+        f"{verdict} one process: {same.losses} losses of {same.steps} steps differ by at most "
+        f"{same.loss:.1e}, {same.gradients} gradients by {same.gradient:.1e} of their largest "
+        f"element ({same.parameter}); tolerance {TOLERANCE:.0e}"
+    ]
+
+
+def _ops(c: Comparison) -> list[str]:
+    lines = [f"{'op':8} {'predicted':>11} {'measured':>11} {'error':>8} {'spread':>8} {'times':>6}"]
+    lines += [
+        f"{row.label:8} {format_seconds(row.predicted):>11} {format_seconds(row.measured):>11} "
+        f"{row.error:>+8.1%} {row.variation:>8.1%} {row.times:>6}"
+        for row in c.rows
+    ]
+    seconds, send, _ = c.links.message(c.job.boundary_bytes)
+    if c.job.pp > 1:
+        lines.append(
+            f"a message of {c.job.boundary_bytes:,} bytes takes {format_seconds(seconds)}, of them "
+            f"{format_seconds(send)} of the sender"
+        )
+    return lines
+
+
+def _figure(f: Figure) -> list[str]:
+    def line(name: str, seconds: float, error: float | None) -> str:
+        shown = "" if error is None else f"{error:>+8.1%}"
+        return f"  {name:46} {format_seconds(seconds):>11} {shown}".rstrip()
+
+    return [
+        f"step by the {TITLES[f.clock]}, median of {f.steps}",
+        line(f"measured (half its middle half: {f.spread:.1%})", f.measured, None),
+        line("engine, op times of these very steps replayed", f.replayed, f.engine_error),
+        line(f"engine, op times measured apart ({f.visits} visits)", f.calibrated, f.error),
+    ]
+
+
+def _steps(c: Comparison) -> list[str]:
+    lines = []
+    dropped = c.steps - c.quiet
+    lines.append(
+        f"{c.quiet} of {c.steps} steps were quiet; {dropped} were dropped from the wall clock's "
+        f"figure, whose computing took more than {QUIET - 1:.0%} longer by the wall clock than it "
+        "computed"
+    )
+    if c.wall is None:
+        lines.append(
+            f"fewer than {FEWEST} quiet steps: there is no figure by the wall clock; the host does "
+            "other things too"
+        )
+    if c.bubble is not None:
+        lines.append(
+            f"ranks wait {c.bubble[0]:.1%} of a step by the rebuilt clock, {c.bubble[1]:.1%} by "
+            "the wall clock of all steps"
+        )
+    return lines
+
+
+def _verdict(f: Figure) -> str:
+    return (
+        f"verdict ({f.clock} clock): engine error {f.engine_error:+.1%}, cost error "
+        f"{f.cost_error:+.1%}, noise {f.spread:.1%}"
+    )

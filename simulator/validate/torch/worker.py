@@ -1,0 +1,218 @@
+"""One rank: a process that `launch` starts, or torchrun."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from simulator.validate.torch import measure
+from simulator.validate.torch.device import DEVICES
+from simulator.validate.torch.executor import Executor, Groups
+from simulator.validate.torch.files import POSITION, grads_file, position_file, results_file
+from simulator.validate.torch.job import A_VISIT, REPETITIONS, Job
+from simulator.validate.torch.model import OPTIMIZERS, tokens, whole
+
+GIVE_UP = datetime.timedelta(hours=1)
+"""Until torch itself ends a wait; whoever started the ranks is quicker."""
+
+
+def main(folder: Path) -> None:
+    """Do this process's part of the job in a folder."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    job = Job.read(folder / "job.json")
+    if job.mode == "reference":
+        compare_with_one_process(job, folder)
+    else:
+        rank = int(os.environ["RANK"])
+        join(job, rank, f"file://{(folder / 'store').resolve()}")
+        work(job, rank, folder)
+    sys.stderr.flush()
+    os._exit(0)  # a backend's threads have been seen to abort a process that ends by itself
+
+
+def _end_with_parent() -> None:
+    """End when whoever started this process has gone: its end of standard input closes."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def join(job: Job, rank: int, method: str) -> None:
+    """Join the process group of all ranks."""
+    device = DEVICES[job.device]
+    if device.name == "cuda":
+        if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size)):
+            raise SystemExit(
+                f"torch finds {torch.cuda.device_count()} GPUs here; with --device cuda each rank "
+                "needs its own"
+            )
+        torch.cuda.set_device(device.here())
+    dist.init_process_group(
+        device.backend, init_method=method, rank=rank, world_size=job.world_size, timeout=GIVE_UP
+    )
+
+
+def joined(job: Job, rank: int, folder: Path) -> list[str]:
+    """Do a rank's part of a job that torchrun has started; return what all ranks measured.
+
+    Rank 0's folder then holds the gradients of all.
+    """
+    torch.set_num_threads(1)
+    join(job, rank, "env://")
+    work(job, rank, folder)
+    mine = results_file(folder, rank).read_text(encoding="utf-8"), grads_file(folder, rank)
+    every: list[Any] = [None] * job.world_size
+    dist.all_gather_object(every, (mine[0], mine[1].read_bytes()))
+    for other, (_, grads) in enumerate(every):
+        grads_file(folder, other).write_bytes(grads)
+    dist.destroy_process_group()
+    return [text for text, _ in every]
+
+
+def work(job: Job, rank: int, folder: Path) -> None:
+    """Calibrate or replay, and write what was measured, a line a step."""
+    device = DEVICES[job.device]
+    ex = Executor(job, rank, device, Groups.of(job, device))
+    at = _positions(position_file(folder, rank))
+    at(0, -1)
+    with results_file(folder, rank).open("w", encoding="utf-8") as file:
+
+        def write(document: dict[str, Any]) -> None:
+            file.write(json.dumps(document) + "\n")
+            file.flush()
+
+        if job.mode == "calibrate":
+            sizes = sorted({*measure.SIZES, job.boundary_bytes})
+            write({
+                "machine": machine(job),
+                "actions": measure.actions(ex, REPETITIONS, lambda n: at(n, -1)),
+                "messages": measure.messages(ex, sizes),
+                "sums": measure.sums(ex, list(measure.SIZES)),
+            })  # fmt: skip
+        else:
+            replay(ex, folder, at, write)
+        dist.barrier()
+
+
+def replay(
+    ex: Executor, folder: Path, at: Callable[[int, int], None],
+    write: Callable[[dict[str, Any]], None],
+) -> None:  # fmt: skip
+    """Run the steps of a job."""
+    job, kept = ex.job, {}
+    write({
+        "machine": machine(job),
+        "messages": measure.messages(ex, [job.boundary_bytes]),
+        "sums": measure.sums(ex, []),
+        "buckets": {stage: [flat.numel() * flat.element_size() for flat in flats]
+                    for stage, flats in ex.sums.items()},
+    })  # fmt: skip
+
+    def keep(stage: int) -> None:
+        for name, param in ex.stages[stage].named_parameters():
+            assert param.grad is not None  # a part of a bucket
+            kept[name] = param.grad.detach().cpu().clone()
+
+    ex.before_update = keep
+
+    def step(recorded: bool) -> None:
+        number = ex.number
+        dist.barrier()
+        spans = ex.step(lambda position: at(number, position))
+        losses = {str(m): loss for m, loss in sorted(ex.losses.items())}
+        write({"step": number, "recorded": recorded, "losses": losses, "spans": spans})
+        at(number + 1, -1)
+
+    for number in range(job.warmup):
+        step(recorded=False)
+        if number == 0:
+            ex.before_update = None
+            torch.save(kept, grads_file(folder, ex.rank))
+    for _ in range(job.visits):
+        if job.calibrates:
+            write({"actions": measure.actions(ex, A_VISIT)})
+        for _ in range(job.steps):
+            step(recorded=True)
+
+
+def machine(job: Job) -> dict[str, Any]:
+    """Return what this process runs on."""
+    device = DEVICES[job.device]
+    name = torch.cuda.get_device_name(device.here()) if job.device == "cuda" else _processor()
+    return {
+        "host": os.uname().nodename,
+        "system": f"{os.uname().sysname} {os.uname().release}",
+        "device": name,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "threads_per_rank": torch.get_num_threads(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "backend": device.backend,
+        "clock": "CLOCK_MONOTONIC",
+        "busy": device.clock,
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return os.uname().machine
+
+
+def _positions(path: Path) -> Callable[[int, int], None]:
+    """Return a function that leaves a step and a position where the parent can read them."""
+    path.write_bytes(bytes(POSITION.size))
+    with path.open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), POSITION.size)
+
+    return partial(POSITION.pack_into, memory, 0)
+
+
+def compare_with_one_process(job: Job, folder: Path) -> None:
+    """Train the same model in this process alone, and compare gradients with those of the ranks."""
+    model = whole(job)
+    optimizer = OPTIMIZERS[job.optimizer](list(model.parameters()))
+    losses: list[list[list[float]]] = []
+    worst = {"relative": 0.0, "parameter": "", "compared": 0}
+    share = job.dp * job.num_microbatches
+    for step in range(job.checked):
+        losses.append([[] for _ in range(job.dp)])
+        for replica in range(job.dp):
+            for m in range(job.num_microbatches):
+                data = tokens(job, step, replica, m)
+                loss = model(data[:, :-1], data[:, 1:])
+                losses[-1][replica].append(float(loss.detach()))
+                (loss / share).backward()
+        if step == 0:
+            mine = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+            for rank in range(job.world_size):
+                for name, grad in torch.load(grads_file(folder, rank)).items():
+                    scale = float(mine[name].abs().max())
+                    error = float((grad - mine[name]).abs().max()) / (scale or 1.0)
+                    worst["compared"] += 1  # type: ignore[operator]
+                    if error >= float(worst["relative"]):  # type: ignore[arg-type]
+                        worst |= {"relative": error, "parameter": name}
+        optimizer.step()
+        optimizer.zero_grad()
+    document = {"losses": losses, "gradients": worst, "parameters": len(list(model.parameters()))}
+    (folder / "reference.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
