@@ -196,3 +196,10 @@ def test_the_document_has_every_ideal_with_its_gain():
     document = whatif_dict(w)
     assert [x["name"] for x in document["what_if"]] == [g.ideal.name for g in w.gains]
     assert document["critical_path"]["owners_s"] == w.path.owners_s
+
+
+# The loaders of this workload take longer than its GPUs.
+def test_a_step_that_waits_for_data_is_said_to():
+    w = what_if(sim.load("resnet50-loader"))
+    assert w.verdict.startswith("bound by data loading")
+    assert not w.left_out

@@ -52,21 +52,26 @@ class Ideal:
 
 
 def with_settings(s: Scenario, settings: dict[str, object]) -> Scenario:
-    """Return a scenario with other values at dotted keys, quantities as texts with their units."""
+    """Return a scenario with other values at dotted keys, quantities as texts with their units.
+
+    Values of one description change at once, as they may be checked against each other.
+    """
+    parents: dict[str, dict[str, object]] = {}
     for key, value in settings.items():
-        s = _with(s, key.split("."), value)
+        parent, _, name = key.rpartition(".")
+        parents.setdefault(parent, {})[name] = value
+    for parent, values in parents.items():
+        s = _with(s, parent.split("."), values)
     return s
 
 
-def _with(description: Any, path: list[str], value: object) -> Any:
-    first, *rest = path
-    if rest:
-        return replace(
-            description, **{first: _with(getattr(description, first), rest, value)}
-        )  # fmt: skip
+def _with(description: Any, path: list[str], values: dict[str, object]) -> Any:
+    if path:
+        first, *rest = path
+        return replace(description, **{first: _with(getattr(description, first), rest, values)})
     kind: type = type(description)
-    rule = rules(kind)[first]
-    return replace(description, **{first: from_text(value, rule.markers)})
+    read = {k: from_text(v, rules(kind)[k].markers) for k, v in values.items()}
+    return replace(description, **read)
 
 
 def ideals(s: Scenario) -> Iterator[Ideal]:

@@ -19,7 +19,8 @@ from simulator.report.summary import OWNERS
 LOOKS = {
     "compute": ("forward", "o"), "memory": ("backward", "s"), "launch": ("optimizer", "D"),
     "tp": ("tp", "^"), "pp": ("pp", "v"), "dp": ("dp", "<"), "cp": ("cp", ">"), "ep": ("ep", "P"),
-    "tied": ("tied", "p"), "offload": ("offload", "X"), "bubble": ("stall", "h"),
+    "tied": ("tied", "p"), "offload": ("offload", "X"), "data": ("data", "d"),
+    "save": ("save", "H"), "bubble": ("stall", "h"),
 }  # fmt: skip
 """Colour and marker of plans that lose most in a part of the step."""
 

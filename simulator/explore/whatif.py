@@ -161,11 +161,18 @@ WORTH = 0.02
 """Gains below it do not make a verdict."""
 
 
+MOST_OF = 0.9
+"""Part of the largest gain with which an ideal of one owner makes the verdict."""
+
+
 def verdict(w: WhatIf) -> str:
     """Return what a step is bound by, and what it is not, with the runs that say so."""
     compute = w.path.owners_s.get("compute", 0.0) / w.path.step_s
     candidates = [g for g in w.gains if g.gain >= WORTH]
     best = candidates[0] if candidates else None
+    if best is not None and not best.ideal.owner:  # one owner that has nearly all of it says more
+        enough = (g for g in candidates if g.ideal.owner and g.gain >= MOST_OF * best.gain)
+        best = next(enough, best)
     if best is None or compute > best.gain:
         more = (
             f"; of what could be ideal, {best.ideal.name} gains most, {best.gain:.1%}"
