@@ -24,7 +24,7 @@ POLL = 0.05
 STARTUP = 120.0
 """Seconds that ranks may take until their first action, which is mostly importing torch."""
 
-WORKER = "simulator.validate.torch.worker"
+WORKER = "simulator.validate.torch.rank"
 
 TAIL = 3
 """Lines of a crashed rank's errors that are shown."""

@@ -1,4 +1,4 @@
-"""One rank: a process that `launch` starts, or torchrun."""
+"""The work of one rank, in a process that `launch` starts through `rank`, or torchrun."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,6 @@ GIVE_UP = datetime.timedelta(hours=1)
 
 def main(folder: Path) -> None:
     """Do this process's part of the job in a folder."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     job = Job.read(folder / "job.json")
     if job.mode == "reference":
@@ -40,13 +38,6 @@ def main(folder: Path) -> None:
         work(job, rank, folder)
     sys.stderr.flush()
     os._exit(0)  # a backend's threads have been seen to abort a process that ends by itself
-
-
-def _end_with_parent() -> None:
-    """End when whoever started this process has gone: its end of standard input closes."""
-    while os.read(0, 1):
-        pass
-    os._exit(1)
 
 
 def join(job: Job, rank: int, method: str) -> None:
@@ -212,7 +203,3 @@ def compare_with_one_process(job: Job, folder: Path) -> None:
         optimizer.zero_grad()
     document = {"losses": losses, "gradients": worst, "parameters": len(list(model.parameters()))}
     (folder / "reference.json").write_text(json.dumps(document), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
