@@ -218,7 +218,8 @@ def test_a_cluster_forces_where_it_can() -> None:
 
 
 def test_every_collective_has_a_price() -> None:
-    assert set(MODELS) == {*COLLECTIVES, "send_recv", "shift", "push_pull", "push", "pull"}
+    messages = {"send_recv", "shift", "push_pull", "push", "pull"}
+    assert set(MODELS) == {*COLLECTIVES, *messages, "read", "scattered_read", "write"}
     assert {c for a in ALGORITHMS.values() for c in a.collectives} == set(COLLECTIVES) - {"barrier"}
 
 
