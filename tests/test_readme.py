@@ -32,7 +32,7 @@ def test_the_readme_shows_commands_snippets_and_a_scenario():
 def test_the_first_two_commands_install_and_test():
     first, second, *_ = re.findall(r"^\$ (.*)$", README, re.MULTILINE)
     assert first.startswith("pip install . && trainsim run workloads/gpt2-xl-1f1b.toml")
-    assert second == 'pip install ".[dev]" && pytest'
+    assert second == 'pip install ".[dev]" && pytest -n auto --dist loadfile'
 
 
 @pytest.mark.parametrize("command", COMMANDS)
