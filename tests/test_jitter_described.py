@@ -168,7 +168,7 @@ def test_the_snippet_of_the_page_runs(capsys):
 
 def test_the_table_of_the_page_is_a_scenarios(tmp_path):
     path = tmp_path / "mine.toml"
-    text = (Path(sim.describe.__file__).parents[2] / "workloads/llama-3-8b-3d.toml").read_text(
+    text = (Path(__file__).parent.parent / "workloads/llama-3-8b-3d.toml").read_text(
         encoding="utf-8"
     )
     path.write_text(f"{text}\n{TABLES[0]}", encoding="utf-8")
