@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import click
 
-from simulator.cli.options import check_outputs, load, scenario_options, write_json
+from simulator.cli.options import check_report, load, scenario_options, write_json
 
 
 @click.command()
@@ -26,11 +25,7 @@ def operate(
     json_path: str | None, plot: str | None, engine: Literal["compiled", "reference"],
 ) -> None:  # fmt: skip
     """Run SCENARIO for days: failures, recovery, checkpoints, goodput, energy and money."""
-    if plot is not None:
-        from simulator.report.palette import check_path
-
-        check_path(plot)
-    check_outputs(json_path, None, [Path(plot)] if plot else [])
+    check_report(json_path, plot)
     loaded = load(scenario, overrides)
     from simulator.operate import operate as run_operations
     from simulator.operate.text import operated_dict, operated_text

@@ -110,6 +110,15 @@ def check_outputs(json_path: str | None, trace: str | None, figures: list[Path])
         raise DescriptionError("two outputs have the same name; give each its own")
 
 
+def check_report(json_path: str | None, plot: str | None) -> None:
+    """Check before the work what a verb of one document and one figure writes."""
+    if plot is not None:
+        from simulator.report.palette import check_path
+
+        check_path(plot)
+    check_outputs(json_path, None, [Path(plot)] if plot else [])
+
+
 def write_json(document: dict[str, Any], target: str) -> None:
     """Write a document as JSON to a file, or to stdout for ``-``."""
     import json

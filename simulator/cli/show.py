@@ -10,6 +10,7 @@ import click
 from simulator.cli.options import (
     OVER_CAPACITY,
     check_outputs,
+    check_report,
     figure_of,
     load,
     scenario_options,
@@ -97,11 +98,7 @@ def show_schedules(
     scenario: str, overrides: tuple[str, ...], json_path: str | None, plot: str | None
 ) -> None:
     """Run SCENARIO under every schedule that it can take, and print them side by side."""
-    if plot is not None:
-        from simulator.report.palette import check_path
-
-        check_path(plot)
-    check_outputs(json_path, None, [Path(plot)] if plot else [])
+    check_report(json_path, plot)
     loaded = load(scenario, overrides)
     from simulator.explore.schedules import compare_schedules
 
@@ -138,10 +135,7 @@ def show_program(scenario: str, overrides: tuple[str, ...]) -> None:
 @click.option("--plot", metavar="FILE", help="Draw it, with the ranks on their devices.")
 def show_topology(scenario: str, overrides: tuple[str, ...], plot: str | None) -> None:
     """Print the hardware of SCENARIO, its sources, and where each rank lies."""
-    if plot is not None:
-        from simulator.report.palette import check_path
-
-        check_path(plot)
+    check_report(None, plot)
     loaded = load(scenario, overrides)
     from simulator.report.placement import placement_text
     from simulator.report.topology import topology_text

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from simulator.cli.options import OVER_CAPACITY, check_outputs, progress, write_json
+from simulator.cli.options import OVER_CAPACITY, check_report, progress, write_json
 from simulator.cli.ranks import validate_torch
 
 
@@ -40,11 +38,7 @@ def validate_published(
     jobs: int | None,
 ) -> int:  # fmt: skip
     """Re-run every published step time and memory, and print how far off each prediction is."""
-    if figure is not None:
-        from simulator.report.palette import check_path
-
-        check_path(figure)
-    check_outputs(json_path, None, [Path(figure)] if figure else [])
+    check_report(json_path, figure)
     from simulator.validate.jobs import rerun_all
     from simulator.validate.published import document
     from simulator.validate.sources import named

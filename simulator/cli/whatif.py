@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from simulator.cli.options import check_outputs, load, scenario_options, write_json
+from simulator.cli.options import check_report, load, scenario_options, write_json
 
 
 @click.command()
@@ -17,11 +15,7 @@ def whatif(
     scenario: str, overrides: tuple[str, ...], json_path: str | None, plot: str | None
 ) -> None:
     """Run SCENARIO again with one thing ideal each time, and say what is worth a try."""
-    if plot is not None:
-        from simulator.report.palette import check_path
-
-        check_path(plot)
-    check_outputs(json_path, None, [Path(plot)] if plot else [])
+    check_report(json_path, plot)
     loaded = load(scenario, overrides)
     from simulator.explore.whatif import what_if, whatif_dict
 

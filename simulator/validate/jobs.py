@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from simulator.explore.pool import cores, mapped
 from simulator.validate.published import Outcome, Report, Source, Unexpressed, report_of, rerun_row
 from simulator.validate.sources import named
 
@@ -46,19 +44,10 @@ def rerun_all(
         for first in range(-(-count // ROWS))
     ]
     found: dict[str, Found] = {name: [Unexpressed("", "")] * n for name, n in counts.items()}
-    for task, part in zip(tasks, watch(_run_all(tasks, jobs), len(tasks)), strict=True):
+    parts = mapped(_run, tasks, jobs or cores())
+    for task, part in zip(tasks, watch(parts, len(tasks)), strict=True):
         found[task.source][task.first :: task.every] = part
     return [report_of(source, found[source.name]) for source in sources]
-
-
-def _run_all(tasks: list[Task], jobs: int | None) -> Iterator[Found]:
-    jobs = min(jobs or os.cpu_count() or 1, len(tasks))
-    if jobs == 1:
-        yield from map(_run, tasks)
-        return
-    # spawn: a fork of a process with threads of libraries in it may hang
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        yield from pool.map(_run, tasks)
 
 
 def _run(task: Task) -> Found:

@@ -106,13 +106,6 @@ class Local:
         self._executor.shutdown(wait=True, kill_workers=now)
 
 
-def processors() -> int:
-    """Return how many processors this process may use."""
-    from joblib import cpu_count
-
-    return int(cpu_count())
-
-
 def _processes(workers: int) -> Any:
     from joblib.externals.loky import ProcessPoolExecutor
 

@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from itertools import chain, islice
 
 from simulator.errors import TrainsimError
+from simulator.explore.pool import cores
 from simulator.explore.sweep.pools import (
     RESUME,
     Answer,
@@ -23,7 +24,6 @@ from simulator.explore.sweep.pools import (
     Pool,
     Remote,
     Task,
-    processors,
 )
 from simulator.explore.sweep.row import FAILED, Record, measure
 
@@ -65,7 +65,7 @@ def simulate_all(
         first = next(tasks, None)
         if first is None:
             return
-        tasks, workers = chain([first], tasks), processors()
+        tasks, workers = chain([first], tasks), cores()
     if scheduler is None and workers == 1:
         yield from alone(tasks)
         return

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import DescriptionError, TrainsimError
+from simulator.explore.pool import cores
 from simulator.files import write_whole
 from simulator.validate.torch.compare import Comparison, compare
 from simulator.validate.torch.job import Job
@@ -28,12 +29,6 @@ SCHEMA_VERSION = 1
 
 SAME = ("model", "layers", "microbatch_size", "sequence_length", "optimizer", "device")
 """What a calibration must have in common with a job that it prices."""
-
-
-def cores() -> int:
-    """Return the cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def shared_cores(job: Job) -> str | None:
