@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from itertools import chain, islice
 
 from simulator.errors import TrainsimError
-from simulator.explore.pool import cores
+from simulator.explore.pool import cores, renewed_in_silence
 from simulator.explore.sweep.pools import (
     RESUME,
     Answer,
@@ -72,7 +72,8 @@ def simulate_all(
     pool: Pool = Remote(scheduler) if scheduler is not None else Local(workers or 1)
     done = False
     try:
-        yield from _spread(tasks, pool)
+        with renewed_in_silence():
+            yield from _spread(tasks, pool)
         done = True
     finally:
         pool.close(now=not done)
