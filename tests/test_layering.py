@@ -39,7 +39,8 @@ DOORS = {
     "networkx": {"hardware/fabric.py"},
     "matplotlib": {
         "report/plots.py", "report/memory_plot.py", "report/loader_plot.py",
-        "report/network_plots.py", "report/palette.py",
+        "report/network_plots.py", "report/palette.py", "report/roofline_plot.py",
+        "report/density_plot.py",
         "validate/scatter.py", "operate/plot.py", "jitter/plot.py", "explore/schedules_plot.py",
         "explore/search_plot.py", "explore/whatif_plot.py",
         "explore/sweep/scaling_plot.py",
