@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from simulator.describe.cluster import Device
+from simulator.describe.cluster import Device, Node
 from simulator.describe.placement import kind_of_ranks
 from simulator.errors import DescriptionError
 from simulator.hardware.compute import BOUNDS, work_seconds
@@ -21,6 +22,8 @@ from simulator.report.breakdown import work_category
 
 if TYPE_CHECKING:
     from simulator.report.result import Result
+
+Bools = npt.NDArray[np.bool_]
 
 NO_KERNELS = "the figure roofline needs kernels, and a bare schedule has none: give a scenario"
 
@@ -93,31 +96,17 @@ def roofline(result: Result) -> Roofline:
     kinds = np.array(kind_of_ranks(s.plan, s.cluster), np.int64)
     kind = int(np.bincount(kinds).argmax())
     node = s.cluster.kinds[kind]
-    runs = _runs(result, kinds == kind)
-    found: dict[tuple[str, str], np.ndarray] = {}
-    products: dict[str, bool] = {}  # by precision in use, whether by matrix products
-    for number, action in zip(*np.nonzero(runs), strict=True):
-        cost = result.tiled.costs[number]
-        assert isinstance(cost, Work)  # `_runs` counts no other
-        for kernel in cost.kernels:
-            if kernel.dtype in OFF_DEVICE:
-                continue
-            key = _operator(kernel), work_category(ACTIONS[action])
-            by_bound = work_seconds(Work("", (kernel,)), node, s.cluster.ranks_per_node)
-            each = [kernel.count * kernel.flops, kernel.count * kernel.bytes, *by_bound.values()]
-            found[key] = found.get(key, 0.0) + runs[number, action] * np.array(each)
-            if kernel.flops:
-                products[kernel.dtype] = products.get(kernel.dtype, False) or bool(kernel.matmul)
+    found, products = _sums(result, node, kinds == kind)
     if not found:
         raise DescriptionError(f"{s.name}: all work has stated seconds, so there are no kernels")
     points, moving = [], []
     for (name, category), (flops, moved, *by_bound) in found.items():
-        seconds = float(sum(by_bound))
+        seconds = sum(by_bound)
         if not flops or not moved:
             moving.append((name, seconds))
             continue
-        bound = BOUNDS[int(np.argmax(by_bound))]
-        points.append(Point(name, category, float(flops), float(moved), seconds, bound))
+        bound = BOUNDS[by_bound.index(max(by_bound))]
+        points.append(Point(name, category, flops, moved, seconds, bound))
     roofs = sorted((_roof(node.device, *used) for used in products.items()), key=lambda r: -r.peak)
     return Roofline(
         device=node.device,
@@ -129,7 +118,34 @@ def roofline(result: Result) -> Roofline:
     )
 
 
-def _runs(result: Result, mine: np.ndarray) -> Int64:
+def _sums(
+    result: Result, node: Node, mine: Bools
+) -> tuple[dict[tuple[str, str], list[float]], dict[str, bool]]:
+    """Return FLOPs, bytes and seconds by bound of each operator and category, on some ranks.
+
+    And the precisions that are computed in, each with whether matrix products are.
+    """
+    assert result.scenario is not None  # asked before
+    each = result.scenario.cluster.ranks_per_node
+    runs, costs = _runs(result, mine), result.tiled.costs
+    found: dict[tuple[str, str], list[float]] = {}
+    products: dict[str, bool] = {}
+    for number, action in np.argwhere(runs).tolist():
+        times = int(runs[number, action])
+        for kernel in getattr(costs[number], "kernels", ()):
+            if kernel.dtype in OFF_DEVICE:
+                continue
+            key = _operator(kernel), work_category(ACTIONS[action])
+            by_bound = work_seconds(Work("", (kernel,)), node, each)
+            more = (kernel.count * kernel.flops, kernel.count * kernel.bytes, *by_bound.values())
+            sums = found.get(key, [0.0] * len(more))
+            found[key] = [total + times * one for total, one in zip(sums, more, strict=True)]
+            if kernel.flops:
+                products[kernel.dtype] = products.get(kernel.dtype, False) or bool(kernel.matmul)
+    return found, products
+
+
+def _runs(result: Result, mine: Bools) -> Int64:
     """Return (costs, actions): how often some ranks run each work with kernels in the last step."""
     p = result.tiled
     ranks = mine[p.tile_ranks].sum(axis=1)
