@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from simulator.report.palette import FAINT, text_width
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SIZE = 8.0
+"""Points of a label."""
 
 
 class Box(NamedTuple):
@@ -70,6 +78,37 @@ def beside(
             if paper.holds(box) and not any(map(box.meets, taken)):
                 return box
     return None
+
+
+def name_dot(
+    ax: Axes, text: str, where: tuple[float, float], at: tuple[float, float], radius: float,
+    paper: Box, taken: list[Box],
+) -> None:  # fmt: skip
+    """Name a dot with a line to it, if there is room, and add the name to what is taken.
+
+    Args:
+        ax: where it is drawn.
+        text: the name.
+        where: the dot's place in the axes' units.
+        at: the same in points, as `paper` and `taken` are.
+        radius: of the dot.
+        paper: see `beside`.
+        taken: see `beside`.
+    """
+    box = beside(at, radius, (text_width(text, SIZE) + 3, 1.35 * SIZE), paper, taken)
+    if box is None:
+        return
+    taken.append(box)
+    side = 0.0 if box.left > at[0] else 1.0 if box.right < at[0] else 0.5
+    level = 0.0 if box.bottom > at[1] else 1.0 if box.top < at[1] else 0.5
+    line: dict[str, Any] = {
+        "arrowstyle": "-", "lw": 0.5, "color": FAINT, "relpos": (side, level), "shrinkA": 0,
+        "shrinkB": 0,
+    }  # fmt: skip
+    ax.annotate(
+        text, where, (box.left + 1.5 - at[0], box.bottom + 1.5 - at[1]), size=SIZE, ha="left",
+        textcoords="offset points", va="bottom", gid="label", zorder=4, arrowprops=line,
+    )  # fmt: skip
 
 
 def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:

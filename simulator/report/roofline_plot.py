@@ -15,8 +15,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from simulator.report import palette
 from simulator.report.breakdown import WORK
-from simulator.report.labels import Box, along, apart, beside
-from simulator.report.palette import COLOURS, FAINT, INK, text_width
+from simulator.report.labels import SIZE, Box, along, apart, name_dot
+from simulator.report.palette import COLOURS, INK, text_width
 from simulator.report.roofline import Point, Roofline, roofline
 from simulator.units import format_rate
 
@@ -33,8 +33,6 @@ LABELLED = 0.01
 """Share of the time of kernels from which an operator has a label."""
 
 NAMES_SHOWN = 2
-SIZE = 8.0
-"""Points of a label."""
 
 
 class Mark(NamedTuple):
@@ -221,18 +219,7 @@ def _draw_marks(ax: Axes, marks: Sequence[Mark], taken: list[Box]) -> None:
         taken.append(Box(x - r, y - r, x + r, y + r))
         ax.plot([mark.intensity], [mark.rate], ls="", marker="o", ms=2 * r, mec=INK, mew=0.4,
                 color=COLOURS[mark.category], alpha=0.9, zorder=3, gid=mark.category)  # fmt: skip
-    for mark, (x, y) in zip(marks, at, strict=True):
-        size = (text_width(mark.label, SIZE) + 3, 1.35 * SIZE)
-        box = beside((x, y), _radius(mark), size, paper, taken) if mark.share >= LABELLED else None
-        if box is None:
-            continue
-        taken.append(box)
-        side = 0.0 if box.left > x else 1.0 if box.right < x else 0.5
-        level = 0.0 if box.bottom > y else 1.0 if box.top < y else 0.5
-        line = {"arrowstyle": "-", "lw": 0.5, "color": FAINT, "relpos": (side, level),
-                "shrinkA": 0, "shrinkB": 0}  # fmt: skip
-        ax.annotate(
-            mark.label, (mark.intensity, mark.rate), (box.left + 1.5 - x, box.bottom + 1.5 - y),
-            textcoords="offset points", size=SIZE, ha="left", va="bottom", gid="label", zorder=4,
-            arrowprops=line,
-        )  # fmt: skip
+    for mark, place in zip(marks, at, strict=True):
+        if mark.share >= LABELLED:
+            where = (mark.intensity, mark.rate)
+            name_dot(ax, mark.label, where, place, _radius(mark), paper, taken)
