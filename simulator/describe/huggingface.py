@@ -288,6 +288,47 @@ def _vit(keys: _Keys) -> dict[str, Any]:
     }
 
 
+T5_TASKS = ("T5ForConditionalGeneration", "T5WithLMHeadModel")
+"""The same class, now and in files of 2020."""
+
+
+def _t5(keys: _Keys) -> dict[str, Any]:
+    keys.task(*T5_TASKS)
+    heads, encoder = keys.count("num_heads", 8), keys.count("num_layers", 6)
+    decoder = keys.count("num_decoder_layers", encoder)
+    gate, _, function = str(keys.get("feed_forward_proj", "relu")).rpartition("-")
+    if gate not in ("", "gated"):
+        stated = keys.get("feed_forward_proj")
+        keys.problems.append(f"feed_forward_proj {stated!r} is not modelled; 'gated-gelu' is")
+    inner = _Keys({"feed_forward_proj": function})
+    dropout = keys.share("dropout_rate", 0.1)
+    fields = {
+        "hidden_size": keys.count("d_model"),
+        "intermediate_size": keys.count("d_ff"),
+        "num_hidden_layers": encoder + decoder,
+        "num_decoder_layers": decoder,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": keys.count("d_kv"),
+        "vocab_size": keys.count("vocab_size"),
+        "max_position_embeddings": keys.count("n_positions", 512),
+        "norm": "rms_norm",
+        "activation": inner.activation("feed_forward_proj", "relu"),
+        "gated_mlp": gate == "gated",
+        "position": "relative",
+        "relative_attention_num_buckets": keys.count("relative_attention_num_buckets", 32),
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": keys.flag("tie_word_embeddings", True),
+        "embedding_dropout": dropout,
+        "hidden_dropout": dropout,
+        "attention_dropout": dropout,
+        "inner_dropout": dropout,
+    }
+    keys.problems += inner.problems
+    return fields
+
+
 def _resnet(keys: _Keys) -> dict[str, Any]:
     keys.task("ResNetForImageClassification")
     if keys.activation("hidden_act", "relu") != "relu":
@@ -375,7 +416,7 @@ FAMILIES: dict[str, Callable[[_Keys], dict[str, Any]]] = {
     "gpt2": _gpt2, "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3,
     "bert": _bert, "vit": _vit, "resnet": _resnet, "bloom": _bloom, "mpt": _mpt,
     "mixtral": _mixtral, "qwen3_moe": _qwen3_moe, "minicpm3": _minicpm3,
-    "deepseek_v3": _deepseek_v3,
+    "deepseek_v3": _deepseek_v3, "t5": _t5,
 }  # fmt: skip
 """Reader of each `model_type`."""
 

@@ -21,6 +21,11 @@ def positions(model: Model | ResNet, run: Run) -> int:
     return model.patches.tokens if model.patches else run.sequence_length or 0
 
 
+def tokens(model: Model | ResNet, run: Run) -> int:
+    """Return the tokens of one sample as throughput counts them: an encoder's and a decoder's."""
+    return positions(model, run) + (run.decoder_sequence_length or 0)
+
+
 def sample_problems(model: Model | ResNet, plan: Plan, run: Run) -> Iterator[str]:
     """Say what is missing of a sample, or of no use to its model."""
     if model.reads_images:
@@ -36,6 +41,17 @@ def sample_problems(model: Model | ResNet, plan: Plan, run: Run) -> Iterator[str
             yield f"run.sequence_length is missing: the tokens of one sample of {model.name}"
         if run.image_size is not None:
             yield f"run.image_size {run.image_size} is for images, and {model.name} reads text"
+    decodes, length = getattr(model, "num_decoder_layers", 0) > 0, run.decoder_sequence_length
+    if decodes and length is None:
+        yield (
+            f"run.decoder_sequence_length is missing: the tokens of one sample that the decoder of "
+            f"{model.name} reads"
+        )
+    if length is not None and not decodes:
+        yield (
+            f"run.decoder_sequence_length {length} is for decoders that follow an encoder, and "
+            f"{model.name} has none; leave it out"
+        )
     if isinstance(model, ResNet):
         yield from _convolution_problems(model, plan, run)
     elif model.patches:

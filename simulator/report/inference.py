@@ -96,7 +96,7 @@ def kv_cache_bytes_per_token(model: Model, tp: int = 1) -> int:
 
 def decodes(s: Scenario) -> bool:
     """Return whether serving the model means one token after the other."""
-    return isinstance(s.model, Model) and s.model.causal
+    return isinstance(s.model, Model) and s.model.causal and not s.model.num_decoder_layers
 
 
 def decoder(s: Scenario) -> Model:
@@ -105,12 +105,12 @@ def decoder(s: Scenario) -> Model:
     Raises:
         DescriptionError: when it is none.
     """
-    if not isinstance(s.model, Model) or not s.model.causal:
+    if not isinstance(s.model, Model) or not decodes(s):
         raise DescriptionError(_NONE.format(s.model.name))
     return s.model
 
 
-_NONE = "what serving takes is told of decoders only, which keep a cache; {} is none"
+_NONE = "what serving takes is told of decoders alone, which keep a cache; {} is none"
 
 
 def weight_bytes(s: Scenario, how: Quantised | None = None) -> float:

@@ -247,8 +247,11 @@ def _refusals(s: Scenario) -> Iterator[str]:
                 f"model.{name} {getattr(model, name):g}: random numbers would keep losses from "
                 f"being compared with those of one process; set model.{name} = 0"
             )
-    if model.position == "alibi":
-        yield "model.position 'alibi' is not built; take a model with learned or rotary positions"
+    if model.position not in ("learned", "rotary"):
+        yield (
+            f"model.position {model.position!r} is not built; take a model with learned or rotary "
+            "positions"
+        )
     yield from _more("model", model, Model, (*MODEL_FIELDS, *dropout, "name"))
     yield from _more("plan", s.plan, Plan, PLAN_FIELDS)
     yield from _more("run", s.run, Run, RUN_FIELDS)
