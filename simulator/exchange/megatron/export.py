@@ -130,7 +130,7 @@ def _refusals(s: Scenario) -> Iterator[str]:
         yield f"{model.name}: Megatron-LM's flags describe transformers"
         return
     if model.num_decoder_layers:
-        yield f"{model.name}: its decoder has an encoder; flags are written for pretrain_gpt.py alone"
+        yield f"{model.name} has an encoder; flags are written for pretrain_gpt.py, a decoder's"
         return
     defaults = {field.name: field.default for field in dataclasses.fields(Model)}
     for name in _OF_A_DECODER:
