@@ -409,7 +409,7 @@ def test_a_compiled_layer_of_the_decoder_joins_two_sums_with_norms() -> None:
 # Rotary in place of the bias: attention may be fused.
 def test_a_decoder_with_rotary_positions_may_use_fused_attention() -> None:
     s = small()
-    rotary = replace(s.model, position="rotary", relative_attention_num_buckets=None)
+    rotary = replace(s.model, position="rotary", relative_attention_num_buckets=0)
     fused = replace(s, model=rotary, run=replace(s.run, attention="flash"))
     assert sim.simulate(fused).step_time_s < sim.simulate(s).step_time_s
     assert model_flops_per_token(fused) == model_flops_per_token(s)
@@ -457,8 +457,8 @@ def test_a_config_of_another_kind_is_refused(changes: dict[str, Any], sentence: 
     [
         ({"num_decoder_layers": 48}, "48 of 48 layers leave none to the encoder"),
         ({"causal": False}, "24 with causal False is not modelled"),
-        ({"position": "alibi", "relative_attention_num_buckets": None}, "position 'alibi' is not"),
-        ({"relative_attention_num_buckets": None}, "missing beside position 'relative'"),
+        ({"position": "alibi", "relative_attention_num_buckets": 0}, "position 'alibi' is not"),
+        ({"relative_attention_num_buckets": 0}, "missing beside position 'relative'"),
         ({"position": "rotary"}, "32 is for position 'relative', not 'rotary'"),
         ({"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
          "24 with num_experts 8 is not modelled"),

@@ -87,7 +87,7 @@ class Model:
     num_decoder_layers: Natural = 0
     """The last layers, where they are a decoder that attends also to what the layers before them,
     its encoder, have made (T5); none in a model of one stack. The embedding serves both."""
-    relative_attention_num_buckets: Count | None = None
+    relative_attention_num_buckets: Natural = 0
     """With relative positions, the distances that are told apart: each has a number for every head,
     the same in all layers of a stack."""
     token_types: Natural = 0
@@ -163,12 +163,12 @@ class Model:
     def _stack_problems(self) -> list[str]:
         """Say what relative positions lack, and what is not modelled of an encoder and decoder."""
         problems, buckets = [], self.relative_attention_num_buckets
-        if (self.position == "relative") != (buckets is not None):
+        if (self.position == "relative") != (buckets > 0):
             problems.append(
-                "Model.relative_attention_num_buckets: missing beside position 'relative'"
-                if buckets is None
-                else f"Model.relative_attention_num_buckets: {buckets} is for position 'relative', "
-                f"not {self.position!r}"
+                f"Model.relative_attention_num_buckets: {buckets} is for position 'relative', not "
+                f"{self.position!r}; set 0"
+                if buckets
+                else "Model.relative_attention_num_buckets: missing beside position 'relative'"
             )
         decoder = self.num_decoder_layers
         if not decoder:

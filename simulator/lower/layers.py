@@ -204,7 +204,7 @@ def _embedding(model: Model, x: Shapes) -> tuple[Operator, ...]:
 def _relative_positions(model: Model, x: Shapes) -> tuple[Operator, ...]:
     """Return what makes the bias of all scores of a stack, where positions are relative."""
     buckets = model.relative_attention_num_buckets
-    if buckets is None:
+    if not buckets:
         return ()
     heads, length = model.num_attention_heads // x.tp, x.sequence_length
     return (op.relative_positions(x.elements, heads=heads, length=length, buckets=buckets),)
