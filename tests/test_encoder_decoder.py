@@ -415,6 +415,21 @@ def test_a_decoder_with_rotary_positions_may_use_fused_attention() -> None:
     assert model_flops_per_token(fused) == model_flops_per_token(s)
 
 
+# Learned positions serve both stacks, as the matrix of tokens does: 512 h in place of two tables.
+def test_learned_positions_are_shared_by_encoder_and_decoder() -> None:
+    model = t5(**SMALL)
+    learned = replace(model, position="learned", relative_attention_num_buckets=0)
+    assert num_parameters(learned) - num_parameters(model) == 512 * 128 - 2 * 32 * 8
+
+
+def test_a_decoder_reads_no_more_than_the_positions_that_are_learned() -> None:
+    s = small()
+    learned = replace(s.model, position="learned", relative_attention_num_buckets=0)
+    longer = replace(s.run, decoder_sequence_length=513)
+    with pytest.raises(DescriptionError, match="decoder_sequence_length 513 is more than the 512"):
+        replace(s, model=learned, run=longer)
+
+
 def test_an_encoder_alone_may_have_relative_positions() -> None:
     model = replace(t5(**SMALL), num_hidden_layers=3, num_decoder_layers=0, causal=False)
     x = Shapes(microbatch_size=1, sequence_length=8, tp=1, attention="unfused", elements=HALF)

@@ -86,7 +86,8 @@ class Model:
     where a decoder follows."""
     num_decoder_layers: Natural = 0
     """The last layers, where they are a decoder that attends also to what the layers before them,
-    its encoder, have made (T5); none in a model of one stack. The embedding serves both."""
+    its encoder, have made (T5); none in a model of one stack. The embedding serves both, learned
+    positions with it (as NeMo's; BART has some for each)."""
     relative_attention_num_buckets: Natural = 0
     """With relative positions, the distances that are told apart: each has a number for every head,
     the same in all layers of a stack."""
@@ -180,8 +181,8 @@ class Model:
             )
         plain = {
             "causal": True, "token_types": 0, "embedding_norm": False, "head_transform": False,
-            "head_bias": False, "pooler": False, "patches": None, "attention_window": None,
-            "kv_lora_rank": None, "num_experts": None, "num_nextn_predict_layers": 0,
+            "pooler": False, "patches": None, "attention_window": None, "kv_lora_rank": None,
+            "num_experts": None, "num_nextn_predict_layers": 0,
         }  # fmt: skip
         problems += [
             f"Model.num_decoder_layers: {decoder} with {name} {getattr(self, name)!r} is not "
@@ -189,10 +190,10 @@ class Model:
             for name, value in plain.items()
             if getattr(self, name) != value
         ]
-        if self.position not in ("relative", "rotary"):
+        if self.position == "alibi":
             problems.append(
-                f"Model.num_decoder_layers: {decoder} with position {self.position!r} is not "
-                "modelled; 'relative' and 'rotary' are"
+                f"Model.num_decoder_layers: {decoder} with position 'alibi' is not modelled; "
+                "'relative', 'learned' and 'rotary' are"
             )
         return problems
 

@@ -185,11 +185,13 @@ def _attention(model: Model, s: Scenario) -> Iterator[str]:
             f"run.sequence_length {length} is more than the {window} tokens back to "
             f"which {model.name} attends; attention in a window is not modelled"
         )
-    if model.position == "learned" and length > model.max_position_embeddings:
-        yield (
-            f"run.sequence_length {length} is more than the "
-            f"{model.max_position_embeddings} positions that {model.name} has learned"
-        )
+    read = {"sequence_length": length, "decoder_sequence_length": s.run.decoder_sequence_length}
+    for name, count in read.items():
+        if model.position == "learned" and (count or 0) > model.max_position_embeddings:
+            yield (
+                f"run.{name} {count} is more than the {model.max_position_embeddings} positions "
+                f"that {model.name} has learned"
+            )
 
 
 def _placement(plan: Plan, cluster: Cluster) -> Iterator[str]:
