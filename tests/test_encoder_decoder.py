@@ -83,9 +83,12 @@ def parts(s: Scenario) -> Blocks:
         ({**GATED, "d_ff": 2816, "num_heads": 16}, 783_150_080),
         ({**GATED, "d_model": 2048, "d_ff": 5120, "num_heads": 32}, 2_849_757_184),
         ({**GATED, "d_model": 4096, "d_ff": 10240, "num_heads": 64}, 11_135_332_352),
+        ({**GATED, "d_model": 512, "d_ff": 1024, "num_heads": 6, "num_layers": 8,
+          "vocab_size": 250_112, "model_type": "mt5",
+          "architectures": ["MT5ForConditionalGeneration"]}, 300_176_768),
     ],
     ids=["small", "base", "large", "3b", "11b", "1.1-small", "1.1-base", "1.1-large", "1.1-xl",
-         "1.1-xxl"],
+         "1.1-xxl", "mt5-small"],
 )  # fmt: skip
 def test_t5_has_its_published_parameters(config: dict[str, Any], parameters: int) -> None:
     assert num_parameters(t5(**config)) == parameters
