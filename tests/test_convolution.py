@@ -433,5 +433,5 @@ def test_another_activation_is_refused() -> None:
 def test_memory_of_it_is_shown_without_serving(trainsim: Any) -> None:
     code, out, _ = trainsim("show", "memory", "resnet50-ddp", "--json", "memory.json")
     assert code == 0
-    assert "what serving takes is told of decoders alone" in out
+    assert "what serving takes is told of decoders only" in out
     assert json.loads(Path("memory.json").read_text(encoding="utf-8"))["inference"] is None

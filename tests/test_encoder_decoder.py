@@ -30,6 +30,7 @@ from simulator.lower.memory import static_memory
 from simulator.lower.operators import Elements, relative_positions
 from simulator.lower.shapes import Shapes, shapes
 from simulator.program import Flow, Kernel, Work
+from simulator.report.inference import inference, inference_text
 
 HALF = Elements(2, 2, 2, "bf16", "none")
 CONFIG = json.loads(catalog.find("t5-11b", "models", Path()).read_text(encoding="utf-8"))
@@ -536,6 +537,17 @@ def test_a_length_for_a_decoder_that_is_not_there_is_refused() -> None:
     }  # fmt: skip
     with pytest.raises(DescriptionError, match="for decoders that follow an encoder, and gpt2"):
         scenario(table, Path("test.toml"))
+
+
+# 3 layers of the decoder, 2 x 256 bf16 numbers each, for the 160 tokens of both stacks; weights as
+# many as the model has parameters.
+def test_serving_keeps_keys_and_values_of_both_stacks_in_the_decoder() -> None:
+    s = small()
+    found = inference(s)
+    assert found.kv_cache_bytes_per_token == 3 * 2 * 256 * 2
+    assert found.kv_cache_bytes_per_sequence == 3 * 2 * 256 * 2 * (READ + WRITTEN)
+    assert found.weights["bf16"].weights_bytes == 2 * num_parameters(s.model)
+    assert "in layers of the decoder, for tokens of the encoder too" in inference_text(s)
 
 
 def test_megatrons_flags_do_not_describe_t5() -> None:
