@@ -60,7 +60,8 @@ def simulate(
     if scenario.checkpoint is not None:
         without = replace(scenario, checkpoint=None, jitter=None)
         plain = _simulated(without, "compiled", folded, repriced)
-        result = replace(result, without_save_s=plain.step_time_s)
+        ends = plain.step_ends
+        result = replace(result, without_save_s=to_seconds(int(ends[-1] - ends[0])))
     return replace(
         result, notes=(*result.notes, *pace_notes(result), *data_notes(result), *_first(scenario))
     )

@@ -131,9 +131,9 @@ SERVED = ("push_pull", *ONE_SIDED)
 STORED = ("read", "scattered_read", "write")
 """Flows between storage and the host of the first rank of their group."""
 
-BESIDE = ("worker", "storage", "pin", "copy", "snapshot", "write")
-"""First words of the names of streams on which hosts load data and write checkpoints: what they do
-there ahead of steps or beside them is no part of a step."""
+BESIDE = ("worker", "storage", "pin", "copy", "snapshot", "write", "restore")
+"""First words of the names of streams on which hosts load data, write checkpoints and read them:
+what they do there ahead of steps or beside them is no part of a step."""
 
 Cost: TypeAlias = Work | Flow
 

@@ -59,7 +59,8 @@ class Result:
     without_data_s: float | None = None
     """Seconds of a step of the same scenario with all samples there, where ranks wait for some."""
     without_save_s: float | None = None
-    """Seconds of a step of the same scenario without its checkpoint."""
+    """Seconds from the first step's end to the last one's of the same scenario without its
+    checkpoints."""
 
     @property
     def program(self) -> Program:
