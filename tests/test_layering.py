@@ -13,7 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Leftmost first: a module may import from its own layer and from those before it.
 LAYERS = (
     ("units", "errors"),
-    ("budget",),
+    ("budget", "pool"),
     ("kernels",),
     ("program", "timeline", "files"),
     ("traffic", "pauses"),
@@ -44,7 +44,7 @@ DOORS = {
         "explore/search_plot.py", "explore/whatif_plot.py",
         "explore/sweep/scaling_plot.py",
     },
-    "joblib": {"explore/pool.py", "explore/sweep/pools.py"},
+    "joblib": {"pool.py", "explore/sweep/pools.py"},
     "distributed": {"explore/sweep/pools.py"},
     "optuna": {"explore/tpe.py"},
     "pandas": {"report/result.py", "explore/sweep/frame.py"},
