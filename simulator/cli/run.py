@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     "plots",
     multiple=True,
     metavar="[NAME=]FILE",
-    help="Draw pipeline (the default), breakdown, memory, loader, links, topology or jitter "
-    "(repeatable).",
+    help="Draw pipeline (the default), density, breakdown, roofline, memory, loader, links, "
+    "topology or jitter (repeatable).",
 )
 @click.option(
     "--trace-ranks",
