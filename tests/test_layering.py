@@ -41,7 +41,7 @@ DOORS = {
         "report/plots.py", "report/memory_plot.py", "report/loader_plot.py",
         "report/network_plots.py", "report/palette.py",
         "validate/scatter.py", "operate/plot.py", "jitter/plot.py", "explore/schedules_plot.py",
-        "explore/search_plot.py", "explore/whatif_plot.py",
+        "explore/search_plot.py", "explore/whatif_plot.py", "explore/compare/plot.py",
         "explore/sweep/scaling_plot.py",
     },
     "joblib": {"explore/pool.py", "explore/sweep/pools.py"},

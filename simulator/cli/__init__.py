@@ -12,6 +12,7 @@ import sys
 
 import click
 
+from simulator.cli.compare import compare
 from simulator.cli.exchange import import_group
 from simulator.cli.operate import operate
 from simulator.cli.ranks import calibrate
@@ -34,7 +35,7 @@ def cli() -> None:
 
 
 VERBS = (
-    run, whatif, search, sweep, operate, check, show, import_group, validate, calibrate,
+    run, compare, whatif, search, sweep, operate, check, show, import_group, validate, calibrate,
 )  # fmt: skip
 
 for command in VERBS:
