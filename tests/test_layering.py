@@ -42,7 +42,7 @@ DOORS = {
         "report/network_plots.py", "report/palette.py", "report/roofline_plot.py",
         "report/density_plot.py",
         "validate/scatter.py", "operate/plot.py", "jitter/plot.py", "explore/schedules_plot.py",
-        "explore/search_plot.py", "explore/whatif_plot.py",
+        "explore/search_plot.py", "explore/whatif_plot.py", "explore/compare/plot.py",
         "explore/sweep/scaling_plot.py", "explore/sweep/bubble_plot.py",
         "explore/sweep/cost_plot.py",
     },

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.command()
 @scenario_options
 @click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
-@click.option("--trace", metavar="FILE", help="Write a Perfetto/Chrome trace (.json, .json.gz).")
+@click.option("--trace", metavar="FILE", help="Write a trace (.pftrace, .json, .json.gz).")
 @click.option(
     "--plot",
     "plots",
