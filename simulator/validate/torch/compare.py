@@ -11,7 +11,7 @@ import numpy as np
 from simulator.validate.torch.clock import Rebuilt, rebuilt
 from simulator.validate.torch.job import Job
 from simulator.validate.torch.predict import Prediction, calibrated
-from simulator.validate.torch.recording import COMPUTE, Float64, Links, Op, Recording
+from simulator.validate.torch.recording import COMPUTE, NANO, Float64, Links, Op, Recording
 
 QUIET = 1.03
 """Most that the wall clock of a step's computing may exceed its busy time, on any rank."""
@@ -201,17 +201,11 @@ def _of(
     clock: str, recording: Recording, seconds: Float64, which: Any, apart: Sequence[float]
 ) -> Figure:  # fmt: skip
     """Return the figure of a clock over some steps."""
-    job, times = recording.job, []
-    for rank in range(job.world_size):
-        busy = recording.busy(rank)
-        if clock == "wall":
-            computes = np.array([a.kind in COMPUTE[:-1] for a in job.list_of(rank)])
-            busy = np.where(computes, recording.wall(rank), busy)
-        times.append(busy[which])
-    places = [recording.positions(rank) for rank in range(job.world_size)]
+    job = recording.job
+    times = _op_times(recording, clock, which)
     engine = Prediction(job, recording.links, recording.buckets)
     replayed = [
-        engine.step(lambda rank, action, n=n: float(times[rank][n, places[rank][action]]))  # type: ignore[misc]
+        engine.step(lambda rank, n=n: times[rank][n].tolist())  # type: ignore[misc]
         for n in range(int(np.sum(which)))
     ]
     visit = np.arange(len(recording.steps)) // job.steps
@@ -232,6 +226,31 @@ def _of(
     )
 
 
+def _op_times(recording: Recording, clock: str, which: Any) -> list[Float64]:
+    """Return (steps, parts) seconds by rank that the engine replays, by a clock, of some steps.
+
+    By the wall clock work takes what it took, and a sum of tp ranks from when its last rank has
+    come to when its last rank has it; by the rebuilt clock what was measured apart, as there.
+    """
+    job, times = recording.job, []
+    for rank in range(job.world_size):
+        busy = recording.busy(rank)[which]
+        sums = np.array([part.kind == "sum" for _, part in job.parts(rank)])
+        if clock == "wall":
+            works = recording.works(rank, COMPUTE[:-1])
+            busy = np.where(works, recording.wall(rank)[which], busy)
+            spans = np.stack([recording.spans[peer][which] for peer in job.peers(rank)])
+            together = (spans[..., 1].max(0) - spans[..., 0].max(0)).clip(0) * NANO
+            busy[:, sums] = together[:, sums]
+        else:
+            busy[:, sums] = [
+                recording.links.peer_sum(part.bytes) for _, part in job.parts(rank)
+                if part.kind == "sum"
+            ]  # fmt: skip
+        times.append(busy)
+    return times
+
+
 def _bubble(recording: Recording, by_step: list[Rebuilt]) -> tuple[float, float]:
     """Return the share of the rebuilt step that ranks do not compute, and of the wall clock's."""
     job = recording.job
@@ -243,11 +262,13 @@ def _bubble(recording: Recording, by_step: list[Rebuilt]) -> tuple[float, float]
 def _sameness(recording: Recording, reference: Mapping[str, Any] | None) -> Sameness | None:
     if reference is None:
         return None
+    job = recording.job
     differences = [
-        abs(loss - recording.losses[replica][step][m])
+        abs(loss - recording.losses[replica * job.tp + index][step][m])
         for step, replicas in enumerate(reference["losses"])
         for replica, losses in enumerate(replicas)
         for m, loss in enumerate(losses)
+        for index in range(job.tp)
     ]
     gradients = reference["gradients"]
     return Sameness(

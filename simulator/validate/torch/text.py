@@ -18,6 +18,10 @@ UNITS = (("device", ""), ("cores", " cores"), ("threads_per_rank", " thread(s) a
 """What of a machine is printed, and in what."""
 
 
+LINKS = {"messages": "message", "sums": "sum of gradients", "peer_sums": "sum of tp ranks"}
+"""What a calibration knows of links, and its name."""
+
+
 def comparison_text(c: Comparison) -> str:
     """Return everything that a replay says, for people."""
     lines = [*_head(c), "", *_same(c)]
@@ -42,9 +46,9 @@ def table_text(table: Mapping[str, Any]) -> str:
         f"{format_seconds(op['wall_seconds']):>11} {len(op['samples']):>6}"
         for name, op in table["actions"].items()
     ]
-    for name in ("messages", "sums"):
+    for name, what in LINKS.items():
         lines += [
-            f"{name[:-1]} of {row['bytes']:,} bytes: {format_seconds(row['seconds'])}"
+            f"{what} of {row['bytes']:,} bytes: {format_seconds(row['seconds'])}"
             for row in table[name]
         ]
     return "\n".join(lines)
@@ -52,7 +56,9 @@ def table_text(table: Mapping[str, Any]) -> str:
 
 def _head(c: Comparison) -> list[str]:
     job, machine = c.job, c.machine
-    size = f"{job.pp} pipeline ranks x dp {job.dp}" if job.dp > 1 else f"{job.pp} pipeline ranks"
+    size = f"{job.pp} pipeline ranks"
+    for axis in ("dp", "tp"):
+        size += f" x {axis} {getattr(job, axis)}" if getattr(job, axis) > 1 else ""
     where = ", ".join(
         f"{machine[key]}{unit}"
         for key, unit in UNITS

@@ -21,6 +21,7 @@ from simulator.validate.torch.executor import Executor, Groups
 from simulator.validate.torch.files import POSITION, grads_file, position_file, results_file
 from simulator.validate.torch.job import A_VISIT, REPETITIONS, Job
 from simulator.validate.torch.model import OPTIMIZERS, tokens, whole
+from simulator.validate.torch.peers import part
 
 GIVE_UP = datetime.timedelta(hours=1)
 """Until torch itself ends a wait; whoever started the ranks is quicker."""
@@ -91,6 +92,7 @@ def work(job: Job, rank: int, folder: Path) -> None:
                 "actions": measure.actions(ex, REPETITIONS, lambda n: at(n, -1)),
                 "messages": measure.messages(ex, sizes),
                 "sums": measure.sums(ex, list(measure.SIZES)),
+                "peer_sums": measure.peer_sums(ex, list(measure.SIZES)),
             })  # fmt: skip
         else:
             replay(ex, folder, at, write)
@@ -107,6 +109,7 @@ def replay(
         "machine": machine(job),
         "messages": measure.messages(ex, [job.boundary_bytes]),
         "sums": measure.sums(ex, []),
+        "peer_sums": measure.peer_sums(ex, []),
         "buckets": {stage: [flat.numel() * flat.element_size() for flat in flats]
                     for stage, flats in ex.sums.items()},
     })  # fmt: skip
@@ -193,9 +196,11 @@ def compare_with_one_process(job: Job, folder: Path) -> None:
         if step == 0:
             mine = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
             for rank in range(job.world_size):
+                index = job.place(rank)[2]
                 for name, grad in torch.load(grads_file(folder, rank)).items():
                     scale = float(mine[name].abs().max())
-                    error = float((grad - mine[name]).abs().max()) / (scale or 1.0)
+                    own = part(job, name, mine[name], index)
+                    error = float((grad - own).abs().max()) / (scale or 1.0)
                     worst["compared"] += 1  # type: ignore[operator]
                     if error >= float(worst["relative"]):  # type: ignore[arg-type]
                         worst |= {"relative": error, "parameter": name}
