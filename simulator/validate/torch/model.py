@@ -81,8 +81,8 @@ def weight_grads(calls: list[tuple[Linear, Tensor, Tensor]]) -> None:
     for layer, x, grad in calls:
         rows, ins = grad.flatten(0, -2), x.flatten(0, -2)
         layer.weight.grad.addmm_(rows.t(), ins)
-        if layer.product_bias is not None:
-            layer.bias.grad.add_(rows.sum(0))
+        if (bias := layer.product_bias) is not None:
+            bias.grad.add_(rows.sum(0))
 
 
 def norm(model: dict[str, Any]) -> nn.Module:
