@@ -40,7 +40,8 @@ DOORS = {
     "matplotlib": {
         "report/plots.py", "report/memory_plot.py", "report/loader_plot.py",
         "report/network_plots.py", "report/palette.py",
-        "validate/scatter.py", "operate/plot.py", "jitter/plot.py", "explore/schedules_plot.py",
+        "validate/scatter.py", "validate/torch/plot.py",
+        "operate/plot.py", "jitter/plot.py", "explore/schedules_plot.py",
         "explore/search_plot.py", "explore/whatif_plot.py",
         "explore/sweep/scaling_plot.py",
     },
@@ -49,7 +50,7 @@ DOORS = {
     "optuna": {"explore/tpe.py"},
     "pandas": {"report/result.py", "explore/sweep/frame.py"},
     "torch": {f"validate/torch/{name}.py" for name in
-              ("device", "executor", "measure", "model", "worker")},
+              ("allocation", "device", "executor", "measure", "model", "peers", "worker")},
     "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}

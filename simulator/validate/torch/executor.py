@@ -119,6 +119,18 @@ class Executor:
         self.number += 1
         return spans
 
+    def held(self) -> list[Tensor]:
+        """Return what a rank holds all the time: parameters, gradients, optimizer states."""
+        states = (
+            value
+            for optimizer in self.optimizers.values()
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        )
+        params = (p.data for stage in self.stages.values() for p in stage.parameters())
+        return [*params, *(flat for flats in self.sums.values() for flat in flats), *states]
+
     def load(self) -> None:
         """Get the samples of a step."""
         self._data = {

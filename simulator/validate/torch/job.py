@@ -110,6 +110,9 @@ class Job:
     """Steps of a visit."""
     calibrates: bool = True
     """Whether a visit begins with op times; not where a calibration is given."""
+    memory: tuple[float, ...] = ()
+    """Bytes that the simulator predicts each rank to hold at most: states, activations and what is
+    alive while an operator runs."""
     checked: int = 2
     """First steps whose losses, and of the first one gradients, are compared with one process."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -151,6 +154,7 @@ class Job:
             sequence_length=scenario.sequence_length,
             bucket_bytes=plan.bucket_size if plan.grad_overlap else None,
             optimizer=scenario.run.optimizer,
+            memory=_peaks(scenario),
             **options,
         )
 
@@ -158,7 +162,7 @@ class Job:
     def read(cls, path: Path) -> Job:
         """Return the job that `write` wrote."""
         fields = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("layers", "strides"):
+        for name in ("layers", "strides", "memory"):
             fields[name] = tuple(fields[name])
         fields["rows"] = tuple(map(tuple, fields["rows"]))
         return cls(**fields)
@@ -301,6 +305,17 @@ class Job:
             now[a.stage] += {"F": 1, "B": -1, "W": -1}.get(a.kind, 0)
             most = max(most, *now.values())
         return most
+
+
+def _peaks(s: Scenario) -> tuple[float, ...]:
+    """Return the bytes of each rank at its peak, without what only GPUs hold."""
+    from simulator.api import simulate  # which the ranks do not need
+    from simulator.lower.memory import rank_memory
+
+    peak = simulate(s).memory.peak
+    states = [held.states for held in rank_memory(s)]
+    stride, pp = Mesh.of(s.plan).strides["pp"], s.plan.pp
+    return tuple(float(p) + states[rank // stride % pp] for rank, p in enumerate(peak))
 
 
 def _refusals(s: Scenario) -> Iterator[str]:

@@ -6,6 +6,7 @@ The program is lowered from the job's own lists; only the times of its ops come 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,9 +21,11 @@ from simulator.lower.replicate import replicate
 from simulator.lower.segments import COMPUTE, DP, TP, Segment
 from simulator.program import ACTIONS, Flow, Int64, Program, Work
 from simulator.schedules import Action
+from simulator.timeline import Timeline
 from simulator.units import to_seconds, to_ticks
 from simulator.validate.torch.job import Job, Part, label
 from simulator.validate.torch.recording import Links, Op
+from simulator.validate.torch.times import shares
 
 MESSAGE_KINDS = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 
@@ -55,16 +58,32 @@ class Prediction:
             seconds: of each part: of those that compute, of messages what the rank itself computes
                 for them, and of sums of tp ranks all that they take.
         """
+        return to_seconds(self.timeline(seconds).makespan)
+
+    def timeline(self, seconds: Seconds) -> Timeline:
+        """Return when every op of such a step starts and ends."""
         ticks = _ticks(self.job, self.program, seconds, self.links, self.buckets)
-        return to_seconds(run(self.program, ticks, self.engine).makespan)
+        return run(self.program, ticks, self.engine)
+
+
+class Calibrated(NamedTuple):
+    """A step predicted from op times that were measured apart."""
+
+    seconds: float
+    """Median of the draws."""
+    bubble: float
+    """Share of a step, mean over ranks and draws; so is what follows."""
+    exposed: float
+    timeline: Timeline
+    """Of the draw that is nearest to the median."""
 
 
 DRAWS = 25
 """Steps whose median is the prediction from op times that were measured apart."""
 
 
-def calibrated(engine: Prediction, ops: Mapping[str, Op]) -> float:
-    """Return the seconds of a step whose op times are drawn from those measured apart.
+def calibrated(engine: Prediction, ops: Mapping[str, Op]) -> Calibrated:
+    """Return a step whose op times are drawn from those measured apart.
 
     Each action takes one of its label's times at random: ranks that wait for each other lose time
     to every slow op and win none back from quick ones, which medians would hide. The median of
@@ -88,7 +107,12 @@ def calibrated(engine: Prediction, ops: Mapping[str, Op]) -> float:
             ]  # fmt: skip
         return times
 
-    return float(np.median([engine.step(drawn) for _ in range(DRAWS)]))
+    drawn_steps = [engine.timeline(drawn) for _ in range(DRAWS)]
+    spent = np.array([to_seconds(timeline.makespan) for timeline in drawn_steps])
+    median = float(np.median(spent))
+    idle = np.mean([shares(engine.program, timeline) for timeline in drawn_steps], axis=0)
+    nearest = drawn_steps[int(np.abs(spent - median).argmin())]
+    return Calibrated(median, float(idle[0]), float(idle[1]), nearest)
 
 
 def program_of(job: Job, buckets: Mapping[int, tuple[float, ...]]) -> Program:

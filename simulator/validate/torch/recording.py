@@ -99,6 +99,9 @@ class Recording:
     losses: tuple[Mapping[int, Mapping[int, float]], ...]
     """By replica x tp + index along tp, then step (all of them, also those that warm up), then
     microbatch."""
+    memory: tuple[tuple[int, int], ...]
+    """By rank: bytes held all the time, and most that were alive in one step that warms up; empty
+    where no such step was done."""
     complete: bool
     """Whether all steps of the job were done."""
 
@@ -145,6 +148,7 @@ class Recording:
                 for rank, rows in enumerate(kept)
             ),
             losses=tuple(losses),
+            memory=_memory(lines),
             complete=len(names) == job.visits * job.steps,
         )
 
@@ -211,6 +215,11 @@ def _pooled(tables: Sequence[Pairs]) -> Pairs:
 
 def _ops(pairs: Pairs) -> dict[str, Op]:
     return {name: Op.of(some) for name, some in sorted(pairs.items())}
+
+
+def _memory(lines: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[tuple[int, int], ...]:
+    rows = [row["memory"] for rows in lines for row in rows if "memory" in row]
+    return tuple((r["held"], r["peak"]) for r in rows) if len(rows) == len(lines) else ()
 
 
 def _links(heads: Sequence[Mapping[str, Any]]) -> Links:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from simulator.validate.torch import measure
+from simulator.validate.torch.allocation import held_bytes, peak_bytes
 from simulator.validate.torch.device import DEVICES
 from simulator.validate.torch.executor import Executor, Groups
 from simulator.validate.torch.files import POSITION, grads_file, position_file, results_file
@@ -121,9 +122,14 @@ def replay(
 
     ex.before_update = keep
 
-    def step(recorded: bool) -> None:
+    def step(recorded: bool, counted: bool = False) -> None:
         number = ex.number
         dist.barrier()
+        if counted:
+            held = ex.held()
+            peak = peak_bytes(lambda: ex.step(lambda position: at(number, position)), held, ex.here)
+            write({"memory": {"held": held_bytes(held), "peak": peak}})
+            return
         spans = ex.step(lambda position: at(number, position))
         losses = {str(m): loss for m, loss in sorted(ex.losses.items())}
         write({"step": number, "recorded": recorded, "losses": losses, "spans": spans})
@@ -134,6 +140,7 @@ def replay(
         if number == 0:
             ex.before_update = None
             torch.save(kept, grads_file(folder, ex.rank))
+    step(recorded=False, counted=True)
     for _ in range(job.visits):
         if job.calibrates:
             write({"actions": measure.actions(ex, A_VISIT)})
