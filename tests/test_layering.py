@@ -41,7 +41,8 @@ DOORS = {
         "report/plots.py", "report/memory_plot.py", "report/loader_plot.py",
         "report/network_plots.py", "report/palette.py", "report/roofline_plot.py",
         "report/density_plot.py",
-        "validate/scatter.py", "operate/plot.py", "jitter/plot.py", "explore/schedules_plot.py",
+        "validate/scatter.py", "validate/torch/plot.py",
+        "operate/plot.py", "jitter/plot.py", "explore/schedules_plot.py",
         "explore/search_plot.py", "explore/whatif_plot.py", "explore/compare/plot.py",
         "explore/sweep/scaling_plot.py", "explore/sweep/bubble_plot.py",
         "explore/sweep/cost_plot.py",
@@ -51,7 +52,7 @@ DOORS = {
     "optuna": {"explore/tpe.py"},
     "pandas": {"report/result.py", "explore/sweep/frame.py"},
     "torch": {f"validate/torch/{name}.py" for name in
-              ("device", "executor", "measure", "model", "worker")},
+              ("allocation", "device", "executor", "measure", "model", "peers", "worker")},
     "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}
