@@ -60,7 +60,7 @@ class FlowUse(NamedTuple):
     transfer_mean_s: float
     transfer_max_s: float
     algbw_bytes_per_s: float | None
-    """Payload over mean transfer; None where that is 0."""
+    """Payload over mean transfer; None where either is 0."""
     busbw_bytes_per_s: float | None
     """`algbw` times nccl-tests' factor; None for an operation that nccl-tests does not have."""
     wait_mean_s: float
@@ -193,7 +193,7 @@ def _use(
     if cluster is not None and name in COLLECTIVES and not stated:
         chosen = collective_choice(name, size, shape, cluster)
     mean = to_seconds(total.transfer / total.calls)
-    algbw = size / mean if mean else None
+    algbw = size / mean if mean and size else None
     busbw = None
     if algbw is not None and name in BUS_FACTORS:
         busbw = algbw * BUS_FACTORS[name](shape.ranks)
@@ -244,7 +244,8 @@ def flows_text(uses: Sequence[FlowUse], b: Breakdown, most: int = 6) -> str:
 def _cells(use: FlowUse) -> list[str]:
     rates = (use.algbw_bytes_per_s, use.busbw_bytes_per_s)
     return [
-        f"{use.axis} {use.operation}", format_bytes(use.payload_bytes), str(use.ranks),
+        f"{use.axis} {use.operation}",
+        format_bytes(use.payload_bytes) if use.payload_bytes else "-", str(use.ranks),
         _nodes(use), f"{use.calls:,}",
         " ".join(filter(None, (use.algorithm, use.protocol))) or "-",
         format_seconds(use.transfer_mean_s),
