@@ -88,8 +88,7 @@ def _before(start: Int64, end: Int64, at: Int64) -> Int64:
     total = np.concatenate([[0], np.cumsum(end - start)])
     k = np.searchsorted(start, at, side="right")
     inside = np.where(k > 0, np.maximum(end[k - 1] - at, 0), 0) if len(start) else 0
-    before: Int64 = total[k] - inside
-    return before
+    return np.asarray(total[k] - inside, np.int64)
 
 
 def measured_text(measured: Measured, result: Result) -> str:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from simulator.exchange.kineto.calls import Call
-from simulator.exchange.kineto.events import Int64
 from simulator.exchange.kineto.ranks import RankOps
 from simulator.program import ACTIONS, NONE
 
@@ -47,14 +46,14 @@ def matched(ranks: Sequence[RankOps]) -> Matched:
         for i in _in_order(ops):
             call = ops.calls[i]
             assert call is not None  # those are chosen
-            key, counted = _key(ops, i, call)
+            key = _key(ops, i, call)
             if key is None:
                 alone += 1
                 groupless += not call.group
                 continue
             number = count[key]
             count[key] += 1
-            found[(*key, number) if counted else (*key, call.number, number)].append((position, i))
+            found[*key, number].append((position, i))
     members, is_message = [], []
     for key in sorted(found, key=lambda key: (*map(str, key[:-1]), f"{key[-1]:012d}")):
         some = found[key]
@@ -80,26 +79,26 @@ def _in_order(ops: RankOps) -> list[int]:
     return order
 
 
-def _key(ops: RankOps, i: int, call: Call) -> tuple[Key | None, bool]:
-    """Return what calls of one stream of calls share, and whether they are counted by step."""
+def _key(ops: RankOps, i: int, call: Call) -> Key | None:
+    """Return what calls share that are counted together; None for one that cannot be told."""
     labels = ops.labels
     step, stage, microbatch = (int(c[i]) for c in (labels.step, labels.stage, labels.microbatch))
     kind = ACTIONS[labels.action[i]]
     if stage != NONE and call.operation in ONE_SIDE and call.peer is None:
         sender = stage - (kind == "RECV_F") + (kind == "RECV_B")
-        return ("stages", kind[-1], sender, microbatch, step), True
+        return ("stages", kind[-1], sender, microbatch, step)
     if call.operation in ONE_SIDE:
         if call.peer is None:
-            return None, True
+            return None
         ends = (ops.rank, call.peer) if call.operation == "send" else (call.peer, ops.rank)
-        return ("message", *ends, step), True
+        return ("message", *ends, step)
     if not call.group and kind == "REDUCE_GRAD" and stage != NONE:
-        return ("sum", stage, microbatch, step), True
+        return ("sum", stage, microbatch, step)
     if not call.group or call.operation == "send_recv":
-        return None, True
+        return None
     if call.number is not None:
-        return ("numbered", call.group, call.ranks), False
-    return ("group", call.group, call.ranks, step), True
+        return ("numbered", call.group, call.ranks, call.number)
+    return ("group", call.group, call.ranks, step)
 
 
 def _call(ranks: Sequence[RankOps], member: Member) -> Call:
@@ -107,7 +106,3 @@ def _call(ranks: Sequence[RankOps], member: Member) -> Call:
     assert call is not None
     return call
 
-
-def ends_of(ranks: Sequence[RankOps], members: Sequence[Member]) -> Int64:
-    """Return when each member of a call ended, in nanoseconds of its own host's clock."""
-    return np.array([ranks[position].end[i] for position, i in members], np.int64)
