@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kineto_traces import Rank, saved
 
 import simulator as sim
 from simulator.errors import DescriptionError
@@ -18,7 +19,6 @@ from simulator.exchange.kineto.events import Spans, innermost
 from simulator.lower.check import check
 from simulator.program import ACTION_CODE, ACTIONS, NONE
 from simulator.report.measured import overlap, result_of, step_times
-from tests.kineto_traces import Rank, saved
 
 TRACES = Path(__file__).parent / "traces"
 MICRO = 10**6

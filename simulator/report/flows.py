@@ -60,7 +60,7 @@ class FlowUse(NamedTuple):
     transfer_mean_s: float
     transfer_max_s: float
     algbw_bytes_per_s: float | None
-    """Payload over mean transfer; None where either is 0."""
+    """Payload over mean transfer; None where that is 0."""
     busbw_bytes_per_s: float | None
     """`algbw` times nccl-tests' factor; None for an operation that nccl-tests does not have."""
     wait_mean_s: float
@@ -193,7 +193,7 @@ def _use(
     if cluster is not None and name in COLLECTIVES and not stated:
         chosen = collective_choice(name, size, shape, cluster)
     mean = to_seconds(total.transfer / total.calls)
-    algbw = size / mean if mean and size else None
+    algbw = size / mean if mean else None
     busbw = None
     if algbw is not None and name in BUS_FACTORS:
         busbw = algbw * BUS_FACTORS[name](shape.ranks)
@@ -249,7 +249,7 @@ def _cells(use: FlowUse) -> list[str]:
         _nodes(use), f"{use.calls:,}",
         " ".join(filter(None, (use.algorithm, use.protocol))) or "-",
         format_seconds(use.transfer_mean_s),
-        *("-" if rate is None else format_rate(rate, "B") for rate in rates),
+        *(format_rate(rate, "B") if rate else "-" for rate in rates),
         format_seconds(use.wait_mean_s), format_seconds(use.wait_max_s),
         format_seconds(use.transfer_per_rank_s),
     ]  # fmt: skip

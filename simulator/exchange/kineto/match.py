@@ -105,4 +105,3 @@ def _call(ranks: Sequence[RankOps], member: Member) -> Call:
     call = ranks[member[0]].calls[member[1]]
     assert call is not None
     return call
-
