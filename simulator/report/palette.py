@@ -366,7 +366,7 @@ def rank_label(result: Result, rank: int) -> str:
     """Return a rank's name, with its stages unless they are plain."""
     stages = stages_of(result, rank)
     plain = stages == [rank] if result.scenario is None else result.scenario.plan.pp == 1
-    if plain:
+    if plain or not stages:
         return f"rank {rank}"
     return f"rank {rank} · {stages_named(stages)}"
 
