@@ -58,7 +58,7 @@ def simulate(
         there = _simulated(replace(scenario, data=None, jitter=None), "compiled", folded, repriced)
         result = replace(result, without_data_s=there.step_time_s)
     if scenario.checkpoint is not None:
-        without = replace(scenario, checkpoint=None, jitter=None)
+        without = replace(scenario, checkpoint=None, jitter=None, operations=None)
         plain = _simulated(without, "compiled", folded, repriced)
         ends = plain.step_ends
         result = replace(result, without_save_s=to_seconds(int(ends[-1] - ends[0])))

@@ -202,6 +202,7 @@ def _measured(s: Scenario) -> Runs:
         data=None,
         checkpoint=None,
         jitter=None,
+        operations=None,
     )  # fmt: skip
     return _by_block(simulate(short), short, each - 1)
 

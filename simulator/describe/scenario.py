@@ -18,7 +18,7 @@ from simulator.describe.kinds import device_problems, mixture_problems
 from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
 from simulator.describe.network import Network
-from simulator.describe.operations import Operations
+from simulator.describe.operations import Operations, operations_problems
 from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
@@ -165,6 +165,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
     yield from jitter_problems(s)
     yield from data_problems(s)
     yield from save_problems(s)
+    yield from operations_problems(s)
 
 
 def _attention(model: Model, s: Scenario) -> Iterator[str]:
