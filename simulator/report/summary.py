@@ -19,6 +19,7 @@ from simulator.lower.places import is_summed, layout
 from simulator.lower.sharding import is_gathering
 from simulator.lower.trainable import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Int64, Program, Work
+from simulator.report.between import BetweenUse, between_assumptions, evaluation_use, log_use
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
 from simulator.report.context import context_assumptions
 from simulator.report.data import DataUse, data_assumptions, data_use
@@ -48,6 +49,7 @@ OWNERS = {
     "offload": "copies to and from the host, updates there",
     "data": "data loading",
     "save": "checkpoint",
+    "log": "logging",
     "bubble": "pipeline bubble",
 }
 """What a part of the step is owned by, in words."""
@@ -90,6 +92,10 @@ class Summary:
     """What the data path does; None where none is described."""
     checkpoint: SaveUse | None
     """What a checkpoint costs; None where none is described."""
+    evaluation: BetweenUse | None
+    """What an evaluation costs, likewise."""
+    logging: BetweenUse | None
+    """What a log costs, likewise."""
 
     @property
     def fits(self) -> bool:
@@ -148,6 +154,8 @@ def summarise(result: Result) -> Summary:
         ),
         data=data,
         checkpoint=saved,
+        evaluation=evaluation_use(result, s),
+        logging=log_use(result, s),
     )
 
 
@@ -272,6 +280,7 @@ def assumptions(s: Scenario) -> list[str]:
         *offload_assumptions(s),
         *data_assumptions(s),
         *save_assumptions(s),
+        *between_assumptions(s),
     ]
     out += _low_precision(s) + _saved_operators(s)
     if s.cluster.world_size > 1:

@@ -14,6 +14,7 @@ from simulator.describe.scenario import Scenario
 from simulator.lower.layers import active_parameters, num_parameters
 from simulator.lower.trainable import parameters
 from simulator.program import ACTIONS, NONE
+from simulator.report.between import between_lines
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
 from simulator.report.data import data_lines
 from simulator.report.offload import host_lines
@@ -56,6 +57,7 @@ def result_text(result: Result) -> str:
         *host_lines(result, result.scenario),
         *data_lines(result, result.scenario),
         *save_lines(result, result.scenario),
+        *between_lines(result, result.scenario),
         *sharding_lines(result, result.scenario.plan),
         "",
         _stage_table(result),
