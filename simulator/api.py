@@ -15,6 +15,7 @@ from simulator.engine import Folding, fold, run
 from simulator.errors import DescriptionError
 from simulator.hardware import price
 from simulator.hardware.placement import devices
+from simulator.hardware.sizes import differ, of_sizes
 from simulator.lower import Actions, lower, lower_schedule
 from simulator.program import Int64, Program
 from simulator.report.between import between_notes
@@ -110,6 +111,8 @@ def _simulated(
 
         ticks, traffic = contended(program, ticks, scenario.cluster, placement)
         folded = False  # flows of all replicas meet on links
+    if differ(scenario.data):
+        ticks, traffic = of_sizes(program, ticks, traffic, scenario)
     run_as = program, ticks, traffic
     if traffic is not None and scenario.run.overlap_slowdown:
         from simulator.hardware.overlap import slowed

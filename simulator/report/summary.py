@@ -25,7 +25,8 @@ from simulator.report.context import context_assumptions
 from simulator.report.data import DataUse, data_assumptions, data_use
 from simulator.report.devices import device_assumptions
 from simulator.report.experts import expert_assumptions
-from simulator.report.offload import host_memory, offload_assumptions, offloads
+from simulator.report.host import host_assumptions, host_memory
+from simulator.report.offload import offload_assumptions
 from simulator.report.samples import model_assumptions
 from simulator.report.save import SaveUse, save_assumptions, save_use
 from simulator.report.schedule import schedule_assumptions
@@ -82,7 +83,7 @@ class Summary:
     peak_memory_rank: int
     memory_capacity_bytes: float
     host_memory_bytes: float
-    """On the host of the fullest node; 0 where nothing is offloaded."""
+    """On the host of the fullest node; 0 where nothing is known of what lies there."""
     host_capacity_bytes: float
     """Of the memory of the hosts in use in a node; 0 where nothing is known of it."""
     shares: dict[str, float]
@@ -109,7 +110,7 @@ class Summary:
 
     @property
     def fits_host(self) -> bool:
-        """Whether what is offloaded stays within the memory of hosts."""
+        """Whether what lies on hosts stays within their memory."""
         return self.host_memory_bytes <= self.host_capacity_bytes
 
 
@@ -146,7 +147,7 @@ def summarise(result: Result) -> Summary:
         device_memory_bytes=needed,
         peak_memory_rank=fullest,
         memory_capacity_bytes=float(room[fullest]),
-        host_memory_bytes=sum(host_memory(result, s)) if offloads(s.plan) else 0.0,
+        host_memory_bytes=sum(host_memory(result, s).values()),
         host_capacity_bytes=0.0 if unknown else host_share(node, devices).memory,
         shares=shares,
         bottleneck=_bottleneck(
@@ -280,6 +281,7 @@ def assumptions(s: Scenario) -> list[str]:
         *offload_assumptions(s),
         *data_assumptions(s),
         *save_assumptions(s),
+        *host_assumptions(s),
         *between_assumptions(s),
     ]
     out += _low_precision(s) + _saved_operators(s)

@@ -17,7 +17,7 @@ from simulator.program import ACTIONS, NONE
 from simulator.report.between import between_lines
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
 from simulator.report.data import data_lines
-from simulator.report.offload import host_lines
+from simulator.report.host import host_lines
 from simulator.report.samples import attention_name, sample_name, throughput
 from simulator.report.save import save_lines
 from simulator.report.sharding import sharding_lines, sharding_name
