@@ -15,6 +15,7 @@ from simulator.errors import DescriptionError
 from simulator.jitter import study
 from simulator.lower import lower
 from simulator.lower.between import forward_only
+from simulator.operate import operate
 from simulator.program_text import format_program, parse_program
 
 
@@ -198,3 +199,18 @@ def test_what_makes_no_sense_is_refused(changes, sentence):
     with pytest.raises(DescriptionError) as caught:
         sim.load("gpt2-xl-1f1b", {"evaluation": {"every": 5, "batches": 2}, **changes})
     assert sentence in str(caught.value)
+
+
+# 10 forwards every 5 steps make a step longer by two forwards on average.
+def test_operations_spread_evaluations_over_steps():
+    checkpoint = {"interval": "10 min", "write_time": "0 s"}
+    s = sim.load("gpt2-xl-ddp", {
+        "operations": {"checkpoint": checkpoint}, "evaluation": {"every": 5, "batches": 10},
+        "run.log_time": "10 ms", "run.log_every": 2,
+    })  # fmt: skip
+    o = operate(s, seeds=1, days=0.1)
+    summary = sim.simulate(replace(s, operations=None)).summary
+    expected = o.step.step_time_s + summary.evaluation.each_s / 5 + 10e-3 / 2
+    assert o.step_time_s == pytest.approx(expected, rel=1e-9)
+    assert summary.evaluation.each_s == pytest.approx(10 * forward_s(s), rel=1e-2)
+    assert "evaluations and logging make every step longer" in str(o)

@@ -85,7 +85,8 @@ def operate(
         ops = replace(ops, days=float(days))
         scenario = replace(scenario, operations=ops)
     result = simulate(_between_checkpoints(scenario)) if ops.step_time is None else None
-    steps = _step_times(ops, result, jobs)
+    more = 0.0 if result is None else _between_steps(scenario)
+    steps = tuple(one + more for one in _step_times(ops, result, jobs))
     saved = None if ops.checkpoint.is_stated else _one_checkpoint(scenario)
     if saved is not None:
         ops = replace(ops, checkpoint=_with_times(ops.checkpoint, scenario, saved))
@@ -103,18 +104,29 @@ def operate(
 
 
 def _between_checkpoints(s: Scenario) -> Scenario:
-    """Return a scenario of steps between checkpoints, which are counted apart."""
+    """Return a scenario of steps alone; what comes between them is counted apart."""
     jitter = s.jitter
     if jitter is not None and s.data is None:
         jitter = replace(jitter, host_cv=0.0)  # of checkpoints alone
-    return replace(s, checkpoint=None, jitter=jitter, operations=None)
+    quiet = replace(s.run, log_time=0.0, log_every=None)
+    return replace(s, checkpoint=None, evaluation=None, run=quiet, jitter=jitter, operations=None)
+
+
+def _between_steps(s: Scenario) -> float:
+    """Return the seconds that evaluations and logging add to a step on average."""
+    if s.evaluation is None and not s.run.log_time:
+        return 0.0
+    summary = simulate(replace(s, checkpoint=None, jitter=None, operations=None)).summary
+    uses = summary.evaluation, summary.logging
+    return sum(use.each_s / use.every for use in uses if use is not None)
 
 
 def _one_checkpoint(s: Scenario) -> SaveUse:
     """Return what a checkpoint takes that no other one is in the way of, and what a restore."""
     assert s.checkpoint is not None  # checked by the scenario
     save = replace(s.checkpoint, every=None, restore=True)
-    use = simulate(replace(s, checkpoint=save, jitter=None)).summary.checkpoint
+    alone = replace(_between_checkpoints(s), checkpoint=save, jitter=None)
+    use = simulate(alone).summary.checkpoint
     assert use is not None
     return use
 

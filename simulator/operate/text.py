@@ -188,6 +188,11 @@ def assumptions(o: Operated) -> list[str]:
             "other, round and round, each run from another one on: what lasts over many steps, as "
             "the speed of a GPU, evens out; they count as training"
         )
+    if o.step is not None and (s.evaluation is not None or s.run.log_time):
+        lines.append(
+            "evaluations and logging make every step longer by what one of them costs a step on "
+            "average; they count as training"
+        )
     if swapped:
         lines.append(
             f"a node is out for {format_hours(ops.repair_time)} where its component does not say; "
