@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from simulator.describe.between import Evaluation, between_problems, copies_problem
 from simulator.describe.cluster import Cluster
 from simulator.describe.context import context_problems
 from simulator.describe.cost import Cost
@@ -19,7 +20,7 @@ from simulator.describe.kinds import device_problems, mixture_problems
 from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
 from simulator.describe.network import Network
-from simulator.describe.operations import Operations
+from simulator.describe.operations import Operations, operations_problems
 from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
@@ -52,7 +53,9 @@ class Scenario:
     data: Data | None = None
     """How samples reach the devices; absent: they are there."""
     checkpoint: Save | None = None
-    """A checkpoint between two of the steps that are simulated."""
+    """Checkpoints between the steps that are simulated."""
+    evaluation: Evaluation | None = None
+    """Passes forward over held-out samples between steps."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -174,6 +177,8 @@ def _contradictions(s: Scenario) -> Iterator[str]:
     yield from jitter_problems(s)
     yield from data_problems(s)
     yield from save_problems(s)
+    yield from between_problems(s)
+    yield from operations_problems(s)
 
 
 def _attention(model: Model, s: Scenario) -> Iterator[str]:
@@ -298,6 +303,8 @@ def _schedule(s: Scenario) -> Iterator[str]:
     elif s.num_microbatches:
         problems = list(target_problems(plan))
         yield from problems or schedule_contradictions(s.model, plan, s.run, s.num_microbatches)
+        if not problems:
+            yield from copies_problem(s)
 
 
 def _flows_apart(s: Scenario) -> Iterator[str]:

@@ -103,7 +103,8 @@ def _checkpoint(o: Operated) -> str:
         named = (
             f" ({rule}{f' wants {format_hours(wanted)}: not before a write has ended' * sooner})"
         )
-    return f"every {every}, {steps:,} steps{named}: {format_bytes(save.state_bytes)}, {how}"
+    source = " (simulated)" * (o.saved is not None)
+    return f"every {every}, {steps:,} steps{named}: {format_bytes(save.state_bytes)}, {how}{source}"
 
 
 def _waterfall(o: Operated) -> str:
@@ -187,6 +188,11 @@ def assumptions(o: Operated) -> list[str]:
             "other, round and round, each run from another one on: what lasts over many steps, as "
             "the speed of a GPU, evens out; they count as training"
         )
+    if o.step is not None and (s.evaluation is not None or s.run.log_time):
+        lines.append(
+            "evaluations and logging make every step longer by what one of them costs a step on "
+            "average; they count as training"
+        )
     if swapped:
         lines.append(
             f"a node is out for {format_hours(ops.repair_time)} where its component does not say; "
@@ -198,6 +204,9 @@ def assumptions(o: Operated) -> list[str]:
     lines.append(
         f"a checkpoint is {format_bytes(save.state_bytes)}{stated}: master weights and optimizer "
         "states, each once, spread evenly over the devices"
+        if o.saved is None
+        else "checkpoints and restores take what those of [checkpoint] do beside steps that "
+        "nothing disturbs, each without another one under way"
     )
     if o.job.asynchronous:
         lines.append("writing a snapshot slows no step; a failure before its end loses it")
@@ -251,6 +260,7 @@ def operated_dict(o: Operated, best: Best | None = None) -> dict[str, Any]:
             "write_s": save.write,
             "blocked_s": save.blocked,
             "restore_s": save.restore,
+            "is_simulated": o.saved is not None,
             "young_s": young(save.blocked, between) if finite else None,
             "daly_s": daly(save.blocked, between) if finite else None,
             "lost_share_to_first_order": (
