@@ -14,6 +14,7 @@ import click
 
 from simulator.cli.compare import compare
 from simulator.cli.exchange import import_group
+from simulator.cli.measured import import_kineto
 from simulator.cli.operate import operate
 from simulator.cli.ranks import calibrate
 from simulator.cli.run import check, run
@@ -42,6 +43,7 @@ VERBS = (
 
 for command in VERBS:
     cli.add_command(command)
+import_group.add_command(import_kineto)
 
 
 def main() -> None:
