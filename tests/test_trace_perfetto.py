@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -192,6 +193,13 @@ def test_ops_without_a_stream_are_tracks_below_their_rank(tmp_path: Path) -> Non
     timeline = Timeline(np.zeros(ops, np.int64), np.full(ops, 7000, np.int64))
     write_trace(replace(bare, tiled=program, times=timeline), tmp_path / "t.pftrace")
     assert len(Read(tmp_path / "t.pftrace").slices) == ops
+
+
+def test_a_gzipped_trace_holds_the_same_packets(result: Result, tmp_path: Path) -> None:
+    for name in ("t.pftrace", "t.pftrace.gz"):
+        write_trace(result, tmp_path / name)
+    plain, packed = ((tmp_path / f"t.pftrace{end}").read_bytes() for end in ("", ".gz"))
+    assert gzip.decompress(packed) == plain
 
 
 def test_a_program_without_ops_is_a_trace_too(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.command()
 @scenario_options
 @click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
-@click.option("--trace", metavar="FILE", help="Write a trace (.pftrace, .json, .json.gz).")
+@click.option("--trace", metavar="FILE", help="Write a trace (.pftrace, .json; either .gz).")
 @click.option(
     "--kineto", metavar="FOLDER", help="Write traces as torch.profiler does, a file a rank."
 )

@@ -276,7 +276,7 @@ class Result:
         """Write a trace that Perfetto and chrome://tracing open.
 
         Args:
-            path: a file whose name ends in ``.json``, ``.json.gz`` or ``.pftrace``.
+            path: a file whose name ends in ``.json`` or ``.pftrace``, with ``.gz`` or without.
             ranks: those to show; "some" are all of up to 64, else one of each stage.
         """
         from simulator.report.trace import write_trace
