@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,24 +192,42 @@ def _table(
 
 @click.command()
 @scenario_options
-@click.option("--out", metavar="FILE", required=True, help="Where the table goes (JSON).")
+@click.option(
+    "--out",
+    metavar="FILE",
+    help="Times of the stages, messages and sums (JSON), for validate torch --calibration.",
+)
+@click.option(
+    "--kernels",
+    metavar="FILE",
+    help="Times of single kernels over their sizes (TOML), for device.calibration.",
+)
 @device_option
 @timeout_option
 def calibrate(
-    scenario: str, overrides: tuple[str, ...], out: str, device: str, timeout: float
-) -> None:
-    """Measure the op times of SCENARIO's stages here, on all its ranks at once, as a table."""
-    _check_files(out)
+    scenario: str, overrides: tuple[str, ...], out: str | None, kernels: str | None, device: str,
+    timeout: float,
+) -> None:  # fmt: skip
+    """Measure the op times of SCENARIO's stages and kernels here, on all its ranks at once."""
+    if out is None and kernels is None:
+        raise DescriptionError("nothing to write: give --out FILE, or --kernels FILE, or both")
+    _check_files(out, kernels)
     loaded = load(scenario, overrides)
     from simulator.validate.torch.job import REPETITIONS, Job
     from simulator.validate.torch.replay import calibrate as measured
-    from simulator.validate.torch.replay import write_document
+    from simulator.validate.torch.replay import write_document, write_text
+    from simulator.validate.torch.sizes import points, to_time
     from simulator.validate.torch.text import table_text
 
     job = Job.of(loaded, device=device)
-    with _counting(REPETITIONS) as count:
-        table = measured(job, timeout=timeout, progress=count)
-    write_document(table, Path(out))
+    wanted = tuple(to_time(loaded)) if kernels else ()
+    job = replace(job, kernels=wanted)
+    with _counting(REPETITIONS + points(wanted)) as count:
+        table, of_device = measured(job, timeout=timeout, progress=count)
+    if out:
+        write_document(table, Path(out))
+    if kernels:
+        write_text(of_device, Path(kernels))
     click.echo(table_text(table))
 
 

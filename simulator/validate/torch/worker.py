@@ -21,6 +21,7 @@ from simulator.validate.torch.device import DEVICES
 from simulator.validate.torch.executor import Executor, Groups
 from simulator.validate.torch.files import POSITION, grads_file, position_file, results_file
 from simulator.validate.torch.job import A_VISIT, REPETITIONS, Job
+from simulator.validate.torch.kernels import timed
 from simulator.validate.torch.model import OPTIMIZERS, tokens, whole
 from simulator.validate.torch.peers import part
 
@@ -94,6 +95,7 @@ def work(job: Job, rank: int, folder: Path) -> None:
                 "messages": measure.messages(ex, sizes),
                 "sums": measure.sums(ex, list(measure.SIZES)),
                 "peer_sums": measure.peer_sums(ex, list(measure.SIZES)),
+                "kernels": timed(list(job.kernels), device, lambda n: at(REPETITIONS + n, -1)),
             })  # fmt: skip
         else:
             replay(ex, folder, at, write)
