@@ -52,7 +52,8 @@ DOORS = {
     "optuna": {"explore/tpe.py"},
     "pandas": {"report/result.py", "explore/sweep/frame.py"},
     "torch": {f"validate/torch/{name}.py" for name in
-              ("allocation", "device", "executor", "measure", "model", "peers", "worker")},
+              ("allocation", "device", "executor", "kernels", "measure", "model", "peers",
+               "worker")},
     "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}

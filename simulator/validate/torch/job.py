@@ -110,6 +110,8 @@ class Job:
     """Steps of a visit."""
     calibrates: bool = True
     """Whether a visit begins with op times; not where a calibration is given."""
+    kernels: tuple[dict[str, Any], ...] = ()
+    """Of a calibration: kinds of kernels to time, as `sizes.to_time` lists them."""
     memory: tuple[float, ...] = ()
     """Bytes that the simulator predicts each rank to hold at most: states, activations and what is
     alive while an operator runs."""
@@ -162,7 +164,7 @@ class Job:
     def read(cls, path: Path) -> Job:
         """Return the job that `write` wrote."""
         fields = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("layers", "strides", "memory"):
+        for name in ("layers", "strides", "memory", "kernels"):
             fields[name] = tuple(fields[name])
         fields["rows"] = tuple(map(tuple, fields["rows"]))
         return cls(**fields)
