@@ -13,7 +13,7 @@ import sys
 import click
 
 from simulator.cli.exchange import import_group
-from simulator.cli.measured import import_kineto
+from simulator.cli.measured import export_group, import_chakra, import_kineto
 from simulator.cli.operate import operate
 from simulator.cli.ranks import calibrate
 from simulator.cli.run import check, run
@@ -35,12 +35,14 @@ def cli() -> None:
 
 
 VERBS = (
-    run, whatif, search, sweep, operate, check, show, import_group, validate, calibrate,
+    run, whatif, search, sweep, operate, check, show, import_group, export_group, validate,
+    calibrate,
 )  # fmt: skip
 
 for command in VERBS:
     cli.add_command(command)
-import_group.add_command(import_kineto)
+for command in (import_kineto, import_chakra):
+    import_group.add_command(command)
 
 
 def main() -> None:
