@@ -48,8 +48,8 @@ DOORS = {
     "distributed": {"explore/sweep/pools.py"},
     "optuna": {"explore/tpe.py"},
     "pandas": {"report/result.py", "explore/sweep/frame.py"},
-    "torch": {f"validate/torch/{name}.py" for name in
-              ("device", "executor", "measure", "model", "worker")},
+    "torch": {"exchange/module.py", *(f"validate/torch/{name}.py" for name in
+              ("device", "executor", "measure", "model", "worker"))},
     "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}
