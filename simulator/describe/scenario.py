@@ -17,6 +17,7 @@ from simulator.describe.fields import validate
 from simulator.describe.halves import schedule_contradictions
 from simulator.describe.jitter import Jitter, jitter_problems
 from simulator.describe.kinds import device_problems, mixture_problems
+from simulator.describe.layer_list import LayerList
 from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
 from simulator.describe.network import Network
@@ -39,7 +40,7 @@ class Scenario:
     """Everything that a simulation needs to know; frozen, valid, SI units."""
 
     name: str
-    model: Model | ResNet
+    model: Model | ResNet | LayerList
     cluster: Cluster
     plan: Plan
     run: Run
@@ -221,7 +222,7 @@ def _placement(plan: Plan, cluster: Cluster) -> Iterator[str]:
         yield f"plan.placement: no rank is on device {missing}; {once}"
 
 
-def _stale_embedding(model: Model | ResNet, plan: Plan) -> Iterator[str]:
+def _stale_embedding(model: Model | ResNet | LayerList, plan: Plan) -> Iterator[str]:
     """Say that gradients of a tied embedding cannot be summed once parameters have come back."""
     if plan.staleness is not None and plan.pp > 1 and model.shares_embedding:
         yield (

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
+from simulator.describe.layer_list import LayerList
 from simulator.describe.model import LayerKind, Model, Patches
 from simulator.describe.resnet import ResNet
 from simulator.describe.scenario import Scenario
@@ -19,6 +20,7 @@ from simulator.lower import convolution
 from simulator.lower import operators as op
 from simulator.lower.blocks import Block, Blocks
 from simulator.lower.branches import branches
+from simulator.lower.layer_list import listed
 from simulator.lower.operators import Operator
 from simulator.lower.parallel import entrance, leaving, linear, norm, opened
 from simulator.lower.quantised import weights_cast_in_forward
@@ -29,8 +31,10 @@ from simulator.program import Flow, Kernel
 
 
 @lru_cache(maxsize=256)
-def blocks(model: Model | ResNet, x: Shapes) -> Blocks:
+def blocks(model: Model | ResNet | LayerList, x: Shapes) -> Blocks:
     """Return the blocks of a model as one rank of a tensor-parallel group computes them."""
+    if isinstance(model, LayerList):
+        return listed(model, x)
     if isinstance(model, ResNet):
         return _convolutional(model, x)
     kinds = model.layer_kinds
@@ -102,12 +106,12 @@ def _convolutional(model: ResNet, x: Shapes) -> Blocks:
     )
 
 
-def num_parameters(model: Model | ResNet) -> int:
+def num_parameters(model: Model | ResNet | LayerList) -> int:
     """Return the parameters of a whole model, a shared embedding counted once."""
     return _parameters(model, lambda o: o.params)
 
 
-def active_parameters(model: Model | ResNet) -> int:
+def active_parameters(model: Model | ResNet | LayerList) -> int:
     """Return the parameters that one token meets: of the experts of a layer those it goes to."""
     if not isinstance(model, Model) or model.num_experts is None:
         return num_parameters(model)
@@ -115,7 +119,7 @@ def active_parameters(model: Model | ResNet) -> int:
     return _parameters(model, lambda o: o.params * count // of if o.expert else o.params)
 
 
-def _parameters(model: Model | ResNet, held: Callable[[Operator], int]) -> int:
+def _parameters(model: Model | ResNet | LayerList, held: Callable[[Operator], int]) -> int:
     x = Shapes(
         microbatch_size=1, sequence_length=1, tp=1, attention="flash",
         elements=op.Elements(2, 2, 2, "bf16"),
