@@ -78,7 +78,7 @@ def _patch_problems(model: Model, plan: Plan, run: Run) -> Iterator[str]:
 
 def _list_problems(model: LayerList, plan: Plan, run: Run) -> Iterator[str]:
     """Say what is not modelled of a list of layers."""
-    for name in ("sequence_length", "image_size"):
+    for name in ("sequence_length", "decoder_sequence_length", "image_size"):
         if getattr(run, name) is not None:
             yield (
                 f"run.{name} {getattr(run, name)}: {model.name} is a list of layers with the sizes "
