@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.command()
 @scenario_options
 @click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
+@click.option("--html", metavar="FILE", help="Write the report as one page with a timeline (.html).")
 @click.option("--trace", metavar="FILE", help="Write a Perfetto/Chrome trace (.json, .json.gz).")
 @click.option(
     "--plot",
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
 @click.option("--samples", type=click.IntRange(min=1),
               help="Steps drawn under [jitter], in place of jitter.samples.")  # fmt: skip
 def run(
-    scenario: str, overrides: tuple[str, ...], json_path: str | None, trace: str | None,
-    plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str, samples: int | None,
+    scenario: str, overrides: tuple[str, ...], json_path: str | None, html: str | None,
+    trace: str | None, plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str, samples: int | None,
 ) -> int:  # fmt: skip
     """Simulate SCENARIO and report step time, memory and the bottleneck.
 
@@ -58,7 +59,7 @@ def run(
     a [jitter] table many disturbed steps are drawn and reported beside the undisturbed one.
     """
     figures = [figure_of(text, ("jitter",)) for text in plots]
-    check_outputs(json_path, trace, [path for _, path in figures])
+    check_outputs(json_path, trace, [path for _, path in figures], html)
     if trace is None and trace_ranks != "some":
         raise DescriptionError("--trace-ranks says which ranks --trace shows; give --trace too")
     loaded = load(scenario, overrides)
@@ -83,6 +84,8 @@ def run(
         )
     if json_path != "-":
         click.echo(f"{result}{remedies_text(remedies)}{_cost_text(result)}{_jitter_text(jittered)}")
+    if html:
+        result.save_html(html)
     if trace:
         result.save_trace(trace, ranks)
     for name, path in figures:
