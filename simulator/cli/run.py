@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 @click.command()
 @scenario_options
 @click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
-@click.option("--html", metavar="FILE", help="Write the report as one page with a timeline (.html).")
+@click.option(
+    "--html", metavar="FILE", help="Write the report as one page with a timeline (.html)."
+)
 @click.option("--trace", metavar="FILE", help="Write a Perfetto/Chrome trace (.json, .json.gz).")
 @click.option(
     "--plot",
@@ -51,7 +53,8 @@ if TYPE_CHECKING:
               help="Steps drawn under [jitter], in place of jitter.samples.")  # fmt: skip
 def run(
     scenario: str, overrides: tuple[str, ...], json_path: str | None, html: str | None,
-    trace: str | None, plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str, samples: int | None,
+    trace: str | None, plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str,
+    samples: int | None,
 ) -> int:  # fmt: skip
     """Simulate SCENARIO and report step time, memory and the bottleneck.
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 MOST_SAMPLES = 2000
 """Moments that memory of a rank is shown at."""
 
-MOST_LINKS = 48
-"""Links that a page shows, the busiest."""
+MOST_LINKS = 40
+"""Rows of links that a page shows, the busiest; links that are used alike share one."""
 
 
 def memory_of(result: Result) -> tuple[list[dict[str, Any]], Columns]:
@@ -67,20 +67,22 @@ def links_of(result: Result) -> tuple[dict[str, Any] | None, Columns]:
     if result.moves is None:
         return None, {}
     use = result.links
-    rows = use.hottest(MOST_LINKS)
-    rows = rows[use.bytes[rows] >= 1]
+    busy = np.flatnonzero(use.bytes >= 1)
+    share = np.rint(2 * link_shares(use)[busy]).clip(0, 255).astype(np.uint8)  # of 200
+    distinct, first, count = np.unique(share, axis=0, return_index=True, return_counts=True)
+    order = np.argsort(-use.utilisation[busy[first]], kind="stable")[:MOST_LINKS]
+    rows = busy[first[order]]
+    alike = [f" +{n - 1} alike" if n > 1 else "" for n in count[order].tolist()]
     names = [use.traffic.names[link] for link in rows.tolist()]
-    capacity = use.traffic.capacity[rows].tolist()
+    shown = f"{len(rows)} busiest" if len(rows) < len(distinct) else "All"
     about = {
-        "names": names,
-        "capacity": [format_rate(c, "B") for c in capacity],
+        "names": [f"{name}{more}" for name, more in zip(names, alike, strict=True)],
+        "capacity": [format_rate(c, "B") for c in use.traffic.capacity[rows].tolist()],
         "bytes": [format_bytes(b) for b in use.bytes[rows].tolist()],
         "mean": use.utilisation[rows].tolist(),
         "peak": use.peak[rows].tolist(),
         "bins": use.by_bin.shape[1],
-        "note": f"{len(rows)} busiest of {int((use.bytes >= 1).sum()):,} links in use, "
-        f"{len(use.traffic.names):,} in all; each of {use.by_bin.shape[1]} pieces of the step by "
-        "the share of the link's capacity that it used",
+        "note": f"{shown} of {len(busy):,} links in use, {len(use.traffic.names):,} in all; links "
+        f"used alike share a row. The step is cut into {use.by_bin.shape[1]} pieces.",
     }
-    share = np.rint(link_shares(use)[rows] * 2).clip(0, 255).astype(np.uint8)
-    return about, {"links": share}
+    return about, {"links": distinct[order]}

@@ -43,19 +43,17 @@ def packed(columns: Mapping[str, Column]) -> Packed:
         base, width = 0, 4
         flat = np.ascontiguousarray(values).reshape(-1)
         if kind == "int":
-            low, high = (int(f(initial=0)) for f in (flat.min, flat.max))
-            if max(-low, high) >= LARGEST:
+            low, high = (int(flat.min()), int(flat.max())) if len(flat) else (0, 0)
+            if (most := max(-low, high, high - low)) >= LARGEST:
                 raise DescriptionError(
-                    f"a page cannot show {name} of {max(-low, high):,}: browsers count exactly up "
-                    f"to {LARGEST:,} picoseconds, 2.5 hours"
+                    f"a page cannot show {name} of {most:,}: browsers count exactly up to "
+                    f"{LARGEST:,} picoseconds, 2.5 hours"
                 )
             base, width = low, max(1, (int(high - low).bit_length() + 7) // 8)
             codes = (flat.astype(np.int64) - low).astype("<u8").view(np.uint8).reshape(-1, 8)
         else:
             codes = flat.astype("<f4").view(np.uint8).reshape(-1, 4)
         planes.append(np.ascontiguousarray(codes[:, :width].T).tobytes())
-        head.append(
-            {"name": name, "length": len(flat), "width": width, "base": base, "kind": kind}
-        )
+        head.append({"name": name, "length": len(flat), "width": width, "base": base, "kind": kind})
     data = zlib.compress(b"".join(planes), 9)
     return Packed(head, base64.b64encode(data).decode("ascii"))

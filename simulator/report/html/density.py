@@ -25,13 +25,13 @@ def density(kind: Int64, kinds: int, start: Int64, end: Int64, until: int) -> Fl
         end: tick of its end.
         until: last tick of the run.
     """
-    width = max(until, 1) / BINS
-    filled = np.zeros((kinds, BINS + 1))
+    width, row = max(until, 1) / BINS, kind * (BINS + 1)
+    filled = np.zeros(kinds * (BINS + 1))
     for moments, sign in ((start, 1.0), (end, -1.0)):
         at = moments / width
         first = np.minimum(at.astype(np.int64), BINS - 1)
         # An op fills what is left of the piece in which it starts, and all pieces after that.
         part = first + 1 - at
-        np.add.at(filled, (kind, first), sign * part)
-        np.add.at(filled, (kind, first + 1), sign * (1.0 - part))
-    return np.cumsum(filled, axis=1)[:, :BINS]
+        for where, weight in ((row + first, part), (row + first + 1, 1.0 - part)):
+            filled += sign * np.bincount(where, weights=weight, minlength=len(filled))
+    return np.cumsum(filled.reshape(kinds, BINS + 1), axis=1)[:, :BINS]

@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulator.describe.scenario import Scenario
-from simulator.report.breakdown import CATEGORIES
 from simulator.program import NONE
+from simulator.report.breakdown import CATEGORIES
 from simulator.report.flows import FlowUse
 from simulator.report.samples import throughput
 from simulator.report.summary import OWNERS, Summary, assumptions
@@ -111,7 +111,9 @@ def _bare_metrics(result: Result) -> list[Metric]:
     return [
         Metric("step time", f"{result.step_time_s:g} s", "", result.step_time_s, -1),
         Metric("bubble", f"{fraction:.1%}", f"{ratio:.1%} of the work", fraction, -1),
-        Metric("activations in flight", f"{peak:.0f}", "microbatches, on the fullest rank", peak, -1),
+        Metric(
+            "activations in flight", f"{peak:.0f}", "microbatches, on the fullest rank", peak, -1
+        ),
     ]
 
 
@@ -137,11 +139,16 @@ def _places(result: Result) -> list[dict[str, Any]]:
                 "name": "all ranks" if plain else word,
                 "stages": stages,
                 "shares": b.shares[:, ranks].mean(axis=1).tolist(),
-                "memory": format_bytes(result.device_memory_bytes[ranks].max()),
+                "memory": _held(result, float(result.device_memory_bytes[ranks].max())),
                 "bubble": float(b.bubble_fraction[ranks].mean()),
             }
         )
     return out
+
+
+def _held(result: Result, most: float) -> str:
+    """Return the memory of a rank in words; a bare schedule counts microbatches."""
+    return format_bytes(most) if result.scenario is not None else f"keeps {most:.0f}"
 
 
 def _flow(use: FlowUse) -> dict[str, Any]:

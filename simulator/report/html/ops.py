@@ -104,7 +104,8 @@ def ops_columns(result: Result, ops: Ops) -> Columns:
     none = np.zeros(0, np.int64)
     out |= {"gap": np.concatenate([none, *gaps]), "duration": np.concatenate([none, *lasts])}
     out |= {"wait": np.concatenate([none, *waits])}
-    rest = [_density(result, ops, sheet) for sheet in range(ops.exact, len(ops.sheets))]
+    until = result.times.makespan
+    rest = [_density(result, ops, sheet, until) for sheet in range(ops.exact, len(ops.sheets))]
     return out | {"density": np.array(rest, np.uint8)}
 
 
@@ -126,11 +127,11 @@ def _times(result: Result, ops: Ops, sheet: int) -> tuple[Int64, Int64, Int64]:
     return start[rows] - before, end[rows] - start[rows], wait
 
 
-def _density(result: Result, ops: Ops, sheet: int) -> npt.NDArray[np.uint8]:
+def _density(result: Result, ops: Ops, sheet: int, until: int) -> npt.NDArray[np.uint8]:
     """Return the share of each piece of the run in which a sheet does each kind, 255 for all."""
     where, rows = ops.of_sheet(sheet)
     start, end = (times[rows, ops.sheets[sheet, 1]] for times in result.times.columns)
-    share = density(ops.kind[where], len(ops.kinds), start, end, result.times.makespan)
+    share = density(ops.kind[where], len(ops.kinds), start, end, until)
     return np.minimum(np.rint(255 * share), 255).astype(np.uint8)
 
 
@@ -154,7 +155,11 @@ def _tracks(p: Program) -> tuple[Int64, tuple[str, ...]]:
 def _kinds(p: Program) -> tuple[Int64, tuple[str, ...]]:
     """Return the kind of each row, and the names of the kinds there are, as `COLOURS` has them."""
     work = [KINDS.index(WORK_KINDS.get(action, "optimizer")) for action in ACTIONS]
-    names = [*KINDS, *dict.fromkeys(stream_category(s) for s in p.streams if s != "compute"), "flow"]
+    names = [
+        *KINDS,
+        *dict.fromkeys(stream_category(s) for s in p.streams if s != "compute"),
+        "flow",
+    ]
     of_stream = [names.index(stream_category(s)) if s != "compute" else len(names) - 1
                  for s in p.streams]  # fmt: skip
     of_stream.append(len(names) - 1)  # NONE is -1, the last one

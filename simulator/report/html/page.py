@@ -68,10 +68,8 @@ def page_text(results: Sequence[Result]) -> str:
     parts = {
         "title": html.escape(title),
         "style": "\n".join(map(_asset, STYLES)),
-        "data": "\n".join(
-            f'<script type="application/json">{_json(run)}</script>' for run in runs
-        ),
-        "scripts": "\n".join(f"<script>\n{_asset(name)}</script>" for name in SCRIPTS),
+        "data": "\n".join(f'<script type="application/json">{_json(run)}</script>' for run in runs),
+        "scripts": "\n".join(f"<script>\n{_script(name)}</script>" for name in SCRIPTS),
     }
     text = _asset("page.html")
     head, *rest = text.split("{{")
@@ -124,6 +122,12 @@ def _json(value: Any) -> str:
     """Return JSON that may stand in a script of a page."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
+
+
+def _script(name: str) -> str:
+    """Return a script, with the licence above it where it is another's."""
+    folder, _, _ = name.rpartition("/")
+    return f"/*\n{_asset(f'{folder}/LICENSE')}*/\n{_asset(name)}" if folder else _asset(name)
 
 
 def _asset(name: str) -> str:

@@ -4,12 +4,16 @@
 /** Return the moments to label between two others, with their texts. */
 function timeMarks(from, to, room) {
   const step = niceStep(to - from, room / 90);
-  const [scale, unit] = [[SECOND, "s"], [SECOND / 1e3, "ms"], [SECOND / 1e6, "us"], [SECOND / 1e9, "ns"]]
-    .find(([size]) => step * 5 >= size) ?? [1, "ps"];
+  const [scale, unit] = [
+    [SECOND, "s"],
+    [SECOND / 1e3, "ms"],
+    [SECOND / 1e6, "us"],
+    [SECOND / 1e9, "ns"],
+  ].find(([size]) => step * 5 >= size) ?? [1, "ps"];
   const places = Math.max(0, Math.ceil(-Math.log10(step / scale) - 1e-9));
   const marks = [];
   for (let k = Math.ceil(from / step); k * step <= to; k++) {
-    const text = k === 0 ? "0" : `${(k * step / scale).toFixed(places)} ${unit}`;
+    const text = k === 0 ? "0" : `${((k * step) / scale).toFixed(places)} ${unit}`;
     marks.push([k * step, text]);
   }
   return marks;
@@ -25,7 +29,8 @@ function paintAxis(context, colours, view, { left, width, height, below }) {
     context.fillStyle = colours.line;
     context.fillRect(x - 0.5, height - 6, 1, 6 + below);
     context.fillStyle = colours.faint;
-    if (x + context.measureText(text).width + 6 < left + width) context.fillText(text, x + 4, height / 2);
+    if (x + context.measureText(text).width + 6 < left + width)
+      context.fillText(text, x + 4, height / 2);
   }
   context.fillStyle = colours.line;
   context.fillRect(left, height - 1, width, 1);

@@ -21,7 +21,7 @@ async function unpacked(head, text) {
 
 /** Return whole numbers: 32-bit ones where they are small, else doubles, which hold them exactly. */
 function wholes(planes, { length, width, base }) {
-  const small = width < 4 && base > -(2 ** 30);
+  const small = width < 4 && Math.abs(base) < 2 ** 30;
   const out = small ? new Int32Array(length) : new Float64Array(length);
   for (let plane = width - 1; plane >= 0; plane--) {
     const from = plane * length;

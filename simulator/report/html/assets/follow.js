@@ -10,7 +10,8 @@ function passesOf(run, tile, { step, microbatch }) {
     if (!sheet.exact) continue;
     for (let i = 0; i < sheet.count; i++) {
       const at = sheet.from + i;
-      if (columns.microbatch[at] !== microbatch || columns.step[at] !== step || run.isMoving(at)) continue;
+      if (columns.microbatch[at] !== microbatch || columns.step[at] !== step || run.isMoving(at))
+        continue;
       const key = `${columns.stage[at]} ${run.kinds[columns.kind[at]]} ${place}`;
       const found = passes.get(key);
       if (found) {
@@ -19,8 +20,14 @@ function passesOf(run, tile, { step, microbatch }) {
         found.busy += sheet.end[i] - sheet.start[i];
       } else {
         passes.set(key, {
-          place, stage: columns.stage[at], kind: run.kinds[columns.kind[at]], action: run.action(at),
-          start: sheet.start[i], end: sheet.end[i], busy: sheet.end[i] - sheet.start[i], tile,
+          place,
+          stage: columns.stage[at],
+          kind: run.kinds[columns.kind[at]],
+          action: run.action(at),
+          start: sheet.start[i],
+          end: sheet.end[i],
+          busy: sheet.end[i] - sheet.start[i],
+          tile,
         });
       }
     }
@@ -38,11 +45,14 @@ function drawPath(timeline, context) {
     const row = rows.of(pass.place, tile);
     if (!row || row.lanes.length === 0) continue;
     const lane = row.lanes[0];
-    const y = row.y + lane.y + lane.height / 2 - timeline.scroller.scrollTop + AXIS;
+    const y = row.y + lane.y + 0.84 * lane.height - timeline.scroller.scrollTop + AXIS;
     points.push([timeline.x(pass.start), timeline.x(pass.end), y, pass]);
   }
   context.lineJoin = "round";
-  for (const [colour, line] of [[colours.card, 4.5], [colours.ink, 1.8]]) {
+  for (const [colour, line] of [
+    [colours.card, 4.5],
+    [colours.ink, 1.8],
+  ]) {
     context.strokeStyle = colour;
     context.lineWidth = line;
     context.beginPath();

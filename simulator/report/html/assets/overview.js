@@ -7,14 +7,26 @@ class Overview {
   constructor(timeline) {
     this.timeline = timeline;
     const { view } = timeline;
-    this.canvas = element("canvas", { class: "overview", "aria-label": "The whole run: shares of all ranks by kind", role: "img" });
+    this.canvas = element("canvas", {
+      class: "overview",
+      "aria-label": "The whole run: shares of all ranks by kind",
+      role: "img",
+    });
     this.element = element("div", { class: "overviewed" }, this.canvas);
     view.on("time", () => this.redraw());
-    view.on("look", () => { this.picture = null; this.redraw(); });
-    new ResizeObserver(() => { this.picture = null; this.redraw(); }).observe(this.element);
+    view.on("look", () => {
+      this.picture = null;
+      this.redraw();
+    });
+    new ResizeObserver(() => {
+      this.picture = null;
+      this.redraw();
+    }).observe(this.element);
     this.canvas.addEventListener("pointerdown", (event) => this.onDown(event));
     this.canvas.addEventListener("pointermove", (event) => this.onMove(event));
-    this.canvas.addEventListener("pointerup", () => { this.drag = null; });
+    this.canvas.addEventListener("pointerup", () => {
+      this.drag = null;
+    });
   }
 
   redraw() {

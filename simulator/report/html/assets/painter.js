@@ -2,6 +2,7 @@
 // Draws the rows of a timeline: ops where they are wide enough to be seen, shares of pixels elsewhere.
 
 const MERGED = 6; // pixels below which touching ops of one action are drawn as one
+const NAMED = 56; // pixels from which an op is named in full
 const DIM = 0.22; // strength of ops beside those that are brought out
 const LEGIBLE = 8; // pixels from which the height of a share can be read
 
@@ -46,7 +47,8 @@ class Painter {
     const dim = this.mask !== null;
     if (dim) context.globalAlpha = DIM;
     const visible = row.sheet.exact
-      ? lane.tracks.map((track) => visibleOps(run, row.sheet, track, view.from, view.to)) : [];
+      ? lane.tracks.map((track) => visibleOps(run, row.sheet, track, view.from, view.to))
+      : [];
     const count = visible.reduce((sum, [low, high]) => sum + high - low, 0);
     if (!row.sheet.exact || count > FEW * width) {
       const shares = sharesOf(run, row.sheet, lane.tracks, view.from, view.to, width);
@@ -99,14 +101,28 @@ class Painter {
       if (view.hidden.has(run.kinds[kind[at]])) continue;
       const begin = (sheet.start[i] - view.from) * scale;
       const end = (sheet.end[i] - view.from) * scale;
-      if (open !== null && begin - open.end < 0.5 && end - begin < MERGED && kind[at] === open.kind
-        && microbatch[at] === open.microbatch && stage[at] === open.stage) {
+      if (
+        open !== null &&
+        begin - open.end < 0.5 &&
+        end - begin < MERGED &&
+        kind[at] === open.kind &&
+        microbatch[at] === open.microbatch &&
+        stage[at] === open.stage
+      ) {
         open.end = Math.max(open.end, end);
         open.several = true;
         continue;
       }
       close();
-      open = { begin, end, at, kind: kind[at], microbatch: microbatch[at], stage: stage[at], several: false };
+      open = {
+        begin,
+        end,
+        at,
+        kind: kind[at],
+        microbatch: microbatch[at],
+        stage: stage[at],
+        several: false,
+      };
     }
     close();
     if (thin.size) this.paintShares(thin, y, height);
@@ -121,11 +137,10 @@ class Painter {
     const shown = Math.min(begin + wide, width + 2) - x;
     this.rect(colour, x, y, shown - seam, height);
     if (height < 12 || shown < 14 || context.globalAlpha < 1) return;
-    let text = run.label(at);
-    const layer = run.columns.layer[at];
-    if (!several && layer !== NONE && shown > 70) text += ` layer ${layer}`;
-    if (context.measureText(text).width + 4 > shown) text = text.replace(/^[A-Z_]+/, "");
-    if (!text || context.measureText(text).width + 4 > shown) return;
+    const [number, layer] = [run.columns.microbatch[at], run.columns.layer[at]];
+    let text = number === NONE ? "" : String(number); // as papers write it
+    if (shown > NAMED) text = run.label(at) + (several || layer === NONE ? "" : ` layer ${layer}`);
+    if (!text || context.measureText(text).width + 3 > shown) return;
     context.fillStyle = inkOn(colour);
     context.fillText(text, x + shown / 2, y + height / 2 + 0.5);
   }
@@ -172,31 +187,38 @@ class Painter {
     this.drawn++;
   }
 
-  /** Return a picture of a sheet, a pixel high: communication, and compute above it. */
+  /**
+   * Return a picture of a sheet, a pixel high: the kind that has most of a pixel's time, as strong
+   * as the rank is busy; communication counts where the rank computes nothing.
+   */
   strip(sheet, lanes) {
     const { run, view, colours, width } = this;
+    const busy = new Float32Array(width);
+    const most = new Float32Array(width);
+    const winner = new Int16Array(width).fill(NONE);
+    for (const lane of lanes) {
+      const shares = sharesOf(run, sheet, lane.tracks, view.from, view.to, width);
+      const free = lane.name === "compute" ? null : busy.slice();
+      for (const [kind, share] of shares) {
+        if (view.hidden.has(run.kinds[kind])) continue;
+        for (let x = 0; x < width; x++) {
+          const part = free ? share[x] * (1 - free[x]) : share[x];
+          busy[x] = Math.min(busy[x] + part, 1);
+          if (part > most[x]) [most[x], winner[x]] = [part, kind];
+        }
+      }
+    }
     const canvas = new OffscreenCanvas(width, 1);
     const context = canvas.getContext("2d");
     const image = context.createImageData(width, 1);
     const ground = colours.idleChannels;
-    for (let x = 0; x < width; x++) image.data.set([...ground, 255], 4 * x);
-    for (const lane of [...lanes].reverse()) {
-      const shares = sharesOf(run, sheet, lane.tracks, view.from, view.to, width);
-      const kinds = [...shares.keys()].filter((kind) => !view.hidden.has(run.kinds[kind]));
-      const tints = new Map(kinds.map((kind) => [kind, channels(colours.of(run.kinds[kind]))]));
-      for (let x = 0; x < width; x++) {
-        let busy = 0;
-        let most = null;
-        for (const kind of kinds) {
-          const share = shares.get(kind)[x];
-          busy += share;
-          if (most === null || share > shares.get(most)[x]) most = kind;
-        }
-        if (busy < 0.004) continue;
-        const strength = Math.min(busy, 1) * (this.mask ? DIM : 1);
-        for (let c = 0; c < 3; c++)
-          image.data[4 * x + c] += (tints.get(most)[c] - image.data[4 * x + c]) * strength;
-      }
+    const tints = run.kinds.map((kind) => channels(colours.of(kind)));
+    for (let x = 0; x < width; x++) {
+      const tint = winner[x] === NONE ? ground : tints[winner[x]];
+      const strength = busy[x] * (this.mask ? DIM : 1);
+      for (let c = 0; c < 3; c++)
+        image.data[4 * x + c] = ground[c] + (tint[c] - ground[c]) * strength;
+      image.data[4 * x + 3] = 255;
     }
     if (this.mask && sheet.exact) this.stripMask(sheet, image.data);
     context.putImageData(image, 0, 0);

@@ -33,7 +33,17 @@ class Rows {
       const below = compact ? Math.min(Math.floor(last.height / 5), 2) : GAP;
       const height = last ? last.y + last.height + below : 12;
       const rank = run.rankAt(place, tile);
-      this.list.push({ place, tile, rank, isPlace, compact, lanes, y, height, sheet: run.sheetAt(place, tile) });
+      this.list.push({
+        place,
+        tile,
+        rank,
+        isPlace,
+        compact,
+        lanes,
+        y,
+        height,
+        sheet: run.sheetAt(place, tile),
+      });
       y += height;
     };
     for (let place = 0; place < run.numPlaces; place++) {
@@ -52,7 +62,9 @@ class Rows {
     const shown = run.lanes.filter((lane) => !this.isHidden(lane));
     if (compact) {
       const height = Math.min(Math.max(Math.floor(SCREEN / run.about.ranks), 1), 14);
-      return [{ name: "all", y: 0, height, tracks: shown.flatMap((lane) => lane.tracks), parts: shown }];
+      return [
+        { name: "all", y: 0, height, tracks: shown.flatMap((lane) => lane.tracks), parts: shown },
+      ];
     }
     let y = 3;
     const out = [];
@@ -82,8 +94,10 @@ class Rows {
 
   /** Return the row that shows a place, of a tile where ranks are shown. */
   of(place, tile) {
-    return this.list.find((row) => row.place === place && row.tile === tile)
-      || this.list.find((row) => row.place === place);
+    return (
+      this.list.find((row) => row.place === place && row.tile === tile) ||
+      this.list.find((row) => row.place === place)
+    );
   }
 
   /** Return what a row is called, and what more there is to say. */
@@ -93,7 +107,8 @@ class Rows {
     if (!row.isPlace) return [`rank ${row.rank}`, run.numPlaces > 1 ? place : ""];
     const others = run.numTiles - 1;
     const alike = row.sheet.ranks - 1;
-    const more = others === 0 ? "" : ` +${others}` + (alike === others ? " alike" : ", times differ");
+    const more =
+      others === 0 ? "" : ` +${others}` + (alike === others ? " alike" : ", times differ");
     return [place, `rank ${row.rank}${more}`];
   }
 }

@@ -1,11 +1,22 @@
 "use strict";
 // Search: which ops have what is asked for.
 
-const FIELDS = { mb: "microbatch", microbatch: "microbatch", stage: "stage", layer: "layer", step: "step" };
+const FIELDS = {
+  mb: "microbatch",
+  microbatch: "microbatch",
+  stage: "stage",
+  layer: "layer",
+  step: "step",
+};
 
 /** Return a test of (row, place) for a text such as `F3`, `all_reduce`, `layer:12 stage:1`; null for none. */
 function wantedBy(run, text) {
-  const terms = text.trim().toLowerCase().replace(/\b(mb|microbatch|stage|layer|step|rank)[ :=]+(?=\d)/g, "$1:").split(/\s+/).filter(Boolean);
+  const terms = text
+    .trim()
+    .toLowerCase()
+    .replace(/\b(mb|microbatch|stage|layer|step|rank)[ :=]+(?=\d)/g, "$1:")
+    .split(/\s+/)
+    .filter(Boolean);
   const tests = terms.map((term) => testOf(run, term));
   return tests.length ? (row, place) => tests.every((test) => test(row, place)) : null;
 }
@@ -26,28 +37,41 @@ function testOf(run, term) {
   if (action) {
     const code = run.about.actions.indexOf(action.toUpperCase());
     const value = Number(microbatch);
-    return (row) => columns.action[row] === code && columns.microbatch[row] === value && !run.isMoving(row);
+    return (row) =>
+      columns.action[row] === code && columns.microbatch[row] === value && !run.isMoving(row);
   }
   // Words are looked for in names, of which there are few.
   const costs = run.about.costs.map((cost) => cost.name.toLowerCase().includes(term));
   const tracks = run.tracks.map((name) => name.toLowerCase().includes(term));
   const kinds = run.kinds.map((name) => name.toLowerCase() === term);
   const actions = run.about.actions.map((name) => name.toLowerCase() === term);
-  return (row) => costs[columns.cost[row]] || tracks[columns.track[row]] || kinds[columns.kind[row]]
-    || actions[columns.action[row]];
+  return (row) =>
+    costs[columns.cost[row]] ||
+    tracks[columns.track[row]] ||
+    kinds[columns.kind[row]] ||
+    actions[columns.action[row]];
 }
 
 class Search {
   constructor(timelines, view) {
     Object.assign(this, { timelines, view, hits: [], at: -1 });
     this.input = element("input", {
-      type: "search", placeholder: "Search: F3, all_reduce, layer 12", "aria-label": "Search ops",
-      spellcheck: "false", oninput: () => this.later(), onkeydown: (event) => this.onKey(event),
+      type: "search",
+      placeholder: "Search: F3, all_reduce, layer 12",
+      "aria-label": "Search ops",
+      spellcheck: "false",
+      oninput: () => this.later(),
+      onkeydown: (event) => this.onKey(event),
     });
     this.count = element("output", { class: "faint" });
-    this.element = element("div", { class: "search", role: "search" }, this.input,
+    this.element = element(
+      "div",
+      { class: "search", role: "search" },
+      this.input,
       element("button", { onclick: () => this.go(-1), "aria-label": "previous match" }, "‹"),
-      element("button", { onclick: () => this.go(1), "aria-label": "next match" }, "›"), this.count);
+      element("button", { onclick: () => this.go(1), "aria-label": "next match" }, "›"),
+      this.count,
+    );
   }
 
   later() {
@@ -80,7 +104,11 @@ class Search {
       if (wanted) this.hits.push(...hitsOf(timeline));
     }
     this.hits.sort((a, b) => a.start - b.start);
-    this.count.textContent = this.asked.trim() ? (count ? `${count.toLocaleString("en")} ops` : "none") : "";
+    this.count.textContent = this.asked.trim()
+      ? count
+        ? `${count.toLocaleString("en")} ops`
+        : "none"
+      : "";
   }
 
   /** Show the next match that is not seen as one with the last, or the one before. */
@@ -94,7 +122,9 @@ class Search {
     const middle = (hit.start + hit.end) / 2;
     view.show(middle - length / 2, middle + length / 2);
     const row = timeline.rows.of(place, timeline.rows.tile);
-    const lane = row.lanes.find((l) => l.tracks.includes(timeline.run.columns.track[row.sheet.from + i]));
+    const lane = row.lanes.find((l) =>
+      l.tracks.includes(timeline.run.columns.track[row.sheet.from + i]),
+    );
     timeline.chosen = lane ? { row, lane, i } : null;
     timeline.redraw();
     this.count.textContent = `${(this.at + 1).toLocaleString("en")} of ${this.hits.length.toLocaleString("en")}`;
@@ -108,7 +138,8 @@ function hitsOf(timeline) {
   for (const [place, found] of painter.mask) {
     const sheet = run.sheetAt(place, rows.tile);
     if (!sheet.exact) continue;
-    for (const i of found) hits.push({ timeline, place, i, start: sheet.start[i], end: sheet.end[i] });
+    for (const i of found)
+      hits.push({ timeline, place, i, start: sheet.start[i], end: sheet.end[i] });
   }
   return hits;
 }

@@ -25,7 +25,11 @@ function statistics(run, from, to) {
     places[sheet.place].ranks += sheet.ranks;
   }
   const mean = [...totals].map(([name, total]) => ({
-    name, busy: total.busy / ranks, exposed: total.exposed / ranks, ops: total.ops / ranks, bytes: total.bytes / ranks,
+    name,
+    busy: total.busy / ranks,
+    exposed: total.exposed / ranks,
+    ops: total.ops / ranks,
+    bytes: total.bytes / ranks,
   }));
   return { kinds: mean.filter((kind) => kind.ops > 0), idle: idle / ranks, ranks, places };
 }
@@ -57,7 +61,9 @@ function addFlows(run, sheet, lane, from, to, total) {
       spans.push([a, b]);
       total.ops += sheet.ranks;
       const whole = Math.max(sheet.end[i] - sheet.start[i], 1);
-      if (members[sheet.from + i]) total.bytes += ((run.about.costs[cost[sheet.from + i]].bytes ?? 0) * (b - a) / whole) * sheet.ranks;
+      if (members[sheet.from + i])
+        total.bytes +=
+          (((run.about.costs[cost[sheet.from + i]].bytes ?? 0) * (b - a)) / whole) * sheet.ranks;
     }
   }
   spans.sort((p, q) => p[0] - q[0]);
@@ -78,7 +84,8 @@ function computedBy(run, sheet) {
     const track = run.lanes.find((lane) => lane.name === "compute").tracks[0];
     const [low, high] = track === undefined ? [0, 0] : run.spanOfTrack(sheet, track);
     const sums = new Float64Array(high - low + 1);
-    for (let i = low; i < high; i++) sums[i - low + 1] = sums[i - low] + sheet.end[i] - sheet.start[i];
+    for (let i = low; i < high; i++)
+      sums[i - low + 1] = sums[i - low] + sheet.end[i] - sheet.start[i];
     sheet.computed = { low, high, sums };
   }
   const { low, high, sums } = sheet.computed;

@@ -22,23 +22,35 @@ class Timeline {
   build() {
     this.base = element("canvas", { "aria-hidden": true });
     this.top = element("canvas", {
-      tabindex: 0, role: "application", class: "plot",
-      "aria-label": `Timeline of ${this.run.about.name}: ${this.run.about.ranks} ranks. Plus and minus `
-        + "zoom, arrows move, 0 shows the step, slash searches, R selects what is seen, Escape clears.",
+      tabindex: 0,
+      role: "application",
+      class: "plot",
+      "aria-label":
+        `Timeline of ${this.run.about.name}: ${this.run.about.ranks} ranks. Plus and minus ` +
+        "zoom, arrows move, 0 shows the step, slash searches, R selects what is seen, Escape clears.",
     });
     this.stage = element("div", { class: "stage" }, this.base, this.top);
     this.spacer = element("div");
     this.tip = element("div", { class: "tip", hidden: true });
-    this.scroller = element("div", { class: "scroller", onscroll: () => this.redraw() }, this.stage, this.spacer);
+    this.scroller = element(
+      "div",
+      { class: "scroller", onscroll: () => this.redraw() },
+      this.stage,
+      this.spacer,
+    );
     this.element = element("div", { class: "timeline" }, this.scroller, this.tip);
     const on = (name, listener, options) => this.top.addEventListener(name, listener, options);
     on("pointermove", (event) => this.onMove(event));
     on("pointerdown", (event) => this.onDown(event));
     on("pointerup", (event) => this.onUp(event));
-    on("pointercancel", () => { this.drag = null; });
+    on("pointercancel", () => {
+      this.drag = null;
+    });
     on("pointerleave", () => this.onLeave());
     on("wheel", (event) => this.onWheel(event), { passive: false });
-    on("dblclick", (event) => this.view.zoom(event.shiftKey ? 3 : 1 / 3, this.moment(this.place(event).x)));
+    on("dblclick", (event) =>
+      this.view.zoom(event.shiftKey ? 3 : 1 / 3, this.moment(this.place(event).x)),
+    );
     on("keydown", (event) => this.onKey(event));
   }
 
@@ -71,7 +83,9 @@ class Timeline {
     const height = y - AXIS + this.scroller.scrollTop;
     const row = this.rows.at(height);
     if (!row) return null;
-    const lane = row.lanes.find((l) => height >= row.y + l.y - 1 && height <= row.y + l.y + l.height + 1);
+    const lane = row.lanes.find(
+      (l) => height >= row.y + l.y - 1 && height <= row.y + l.y + l.height + 1,
+    );
     if (!lane) return { row };
     return { row, lane, i: row.sheet.exact ? this.opAt(row, lane, x) : undefined };
   }
@@ -89,7 +103,11 @@ class Timeline {
         if (view.hidden.has(run.kinds[run.columns.kind[row.sheet.from + i]])) continue;
         const { start, end } = row.sheet;
         const off = Math.max(start[i] - moment, moment - end[i], 0);
-        if (best === undefined || off < best.off || (off === best.off && end[i] - start[i] < best.length))
+        if (
+          best === undefined ||
+          off < best.off ||
+          (off === best.off && end[i] - start[i] < best.length)
+        )
           best = { i, off, length: end[i] - start[i] };
       }
       if (lane.name === "all" && best) break; // compute comes first in compact rows
@@ -121,10 +139,22 @@ class Timeline {
     this.spacer.style.height = `${Math.max(0, rows.height + AXIS + 4 - this.height)}px`;
     const whole = this.scroller.clientWidth;
     const context = fitted(this.base, whole, this.height);
-    paintAxis(context, colours, view, { left, width: this.width, height: AXIS, below: this.height });
+    paintAxis(context, colours, view, {
+      left,
+      width: this.width,
+      height: AXIS,
+      below: this.height,
+    });
+    context.font = "10.5px system-ui, sans-serif";
     context.textAlign = "center";
     context.textBaseline = "middle";
-    const place = { left, top: AXIS, width: this.width, height: this.height - AXIS, scroll: this.scroller.scrollTop };
+    const place = {
+      left,
+      top: AXIS,
+      width: this.width,
+      height: this.height - AXIS,
+      scroll: this.scroller.scrollTop,
+    };
     this.painter.paint(context, rows, place);
     this.drawNames(context);
     this.drawTop();
@@ -201,7 +231,10 @@ class Timeline {
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     const wide = context.measureText(text).width + 10;
-    const x = Math.min(Math.max(this.pointer.x - wide / 2, this.left), this.left + this.width - wide);
+    const x = Math.min(
+      Math.max(this.pointer.x - wide / 2, this.left),
+      this.left + this.width - wide,
+    );
     context.fillStyle = this.colours.ink;
     context.fillRect(x, 4, wide, AXIS - 8);
     context.fillStyle = this.colours.card;
@@ -229,8 +262,10 @@ class Timeline {
       const { drag } = this;
       if (Math.abs(at.x - drag.x) + Math.abs(at.y - drag.y) > CLICK) drag.moved = true;
       if (drag.selects) {
-        drag.range = [this.moment(drag.x), this.moment(Math.max(at.x, this.left))].sort((a, b) => a - b);
-        this.inspector.live(this.run, drag.range);
+        drag.range = [this.moment(drag.x), this.moment(Math.max(at.x, this.left))].sort(
+          (a, b) => a - b,
+        );
+        this.inspector.live(drag.range);
       } else if (drag.moved && drag.from !== undefined) {
         const by = ((at.x - drag.x) / this.width) * (this.view.to - this.view.from);
         this.view.show(drag.from - by, drag.to - by);
@@ -239,8 +274,16 @@ class Timeline {
     }
     this.hover = this.drag ? null : this.under(at);
     showTip(this, at);
-    this.top.style.cursor = at.y < AXIS ? "text" : at.x < this.left ? "default" : this.drag?.moved ? "grabbing"
-      : this.hover?.i !== undefined ? "pointer" : "grab";
+    this.top.style.cursor =
+      at.y < AXIS
+        ? "text"
+        : at.x < this.left
+          ? "default"
+          : this.drag?.moved
+            ? "grabbing"
+            : this.hover?.i !== undefined
+              ? "pointer"
+              : "grab";
     this.drawTop();
   }
 
@@ -250,7 +293,8 @@ class Timeline {
     this.top.setPointerCapture(event.pointerId);
     const selects = at.x >= this.left && (at.y < AXIS || event.shiftKey);
     this.drag = { ...at, selects, scroll: this.scroller.scrollTop };
-    if (at.x >= this.left && !selects) Object.assign(this.drag, { from: this.view.from, to: this.view.to });
+    if (at.x >= this.left && !selects)
+      Object.assign(this.drag, { from: this.view.from, to: this.view.to });
   }
 
   onUp(event) {
@@ -292,7 +336,10 @@ class Timeline {
   onWheel(event) {
     if (event.ctrlKey || event.metaKey) {
       event.preventDefault();
-      this.view.zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.006), this.moment(this.place(event).x));
+      this.view.zoom(
+        Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.006),
+        this.moment(this.place(event).x),
+      );
     } else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
       event.preventDefault();
       this.view.pan((event.deltaX || event.deltaY) / this.width);
@@ -302,14 +349,23 @@ class Timeline {
   onKey(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const { view } = this;
-    const scroll = (by) => { this.scroller.scrollTop += by; };
+    const scroll = (by) => {
+      this.scroller.scrollTop += by;
+    };
     const keys = {
-      "+": () => view.zoom(0.6), "=": () => view.zoom(0.6), w: () => view.zoom(0.6),
-      "-": () => view.zoom(1 / 0.6), s: () => view.zoom(1 / 0.6),
-      ArrowLeft: () => view.pan(-0.15), a: () => view.pan(-0.15),
-      ArrowRight: () => view.pan(0.15), d: () => view.pan(0.15),
-      ArrowUp: () => scroll(-40), ArrowDown: () => scroll(40),
-      0: () => view.reset(), Home: () => view.reset(),
+      "+": () => view.zoom(0.6),
+      "=": () => view.zoom(0.6),
+      w: () => view.zoom(0.6),
+      "-": () => view.zoom(1 / 0.6),
+      s: () => view.zoom(1 / 0.6),
+      ArrowLeft: () => view.pan(-0.15),
+      a: () => view.pan(-0.15),
+      ArrowRight: () => view.pan(0.15),
+      d: () => view.pan(0.15),
+      ArrowUp: () => scroll(-40),
+      ArrowDown: () => scroll(40),
+      0: () => view.reset(),
+      Home: () => view.reset(),
       r: () => view.select([view.from, view.to]),
     };
     const act = keys[event.key];
@@ -320,8 +376,12 @@ class Timeline {
 
   onFollow() {
     const { followed } = this.view;
-    this.bringOut(followed && ((row) => this.run.columns.microbatch[row] === followed.microbatch
-      && this.run.columns.step[row] === followed.step));
+    this.bringOut(
+      followed &&
+        ((row) =>
+          this.run.columns.microbatch[row] === followed.microbatch &&
+          this.run.columns.step[row] === followed.step),
+    );
   }
 
   /** Bring out the ops of which `wanted` is true of their row, or none; return how many there are. */

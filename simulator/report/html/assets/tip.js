@@ -8,7 +8,10 @@ function showTip(timeline, at) {
   tip.hidden = !lines;
   if (!lines) return;
   const [head, ...rest] = lines;
-  tip.replaceChildren(element("strong", {}, head), ...rest.map((line) => element("span", {}, line)));
+  tip.replaceChildren(
+    element("strong", {}, head),
+    ...rest.map((line) => element("span", {}, line)),
+  );
   const room = timeline.element.clientWidth;
   const wide = tip.offsetWidth;
   tip.style.left = `${at.x + wide + 24 > room ? Math.max(4, at.x - wide - 14) : at.x + 14}px`;
@@ -23,7 +26,9 @@ function describe(timeline, { row, lane, i }, at) {
     const facts = opFacts(run, row, i);
     return [
       run.label(sheet.from + i),
-      ...["rank", "microbatch", "layer", "takes", "starts"].filter((k) => facts[k]).map((k) => `${k} ${facts[k]}`),
+      ...["rank", "microbatch", "layer", "takes", "starts"]
+        .filter((k) => facts[k])
+        .map((k) => `${k} ${facts[k]}`),
       ...(facts.payload ? [`payload ${facts.payload}`] : []),
     ];
   }
@@ -70,5 +75,9 @@ function densityFacts(timeline, row, lane, at) {
       if (share[0] >= 0.005) parts.push(`${run.kinds[kind]} ${percent(Math.min(share[0], 1))}`);
   const head = `${lane.name === "all" ? `rank ${row.rank}` : lane.name}, ${duration(3 * pixel)} here`;
   if (!parts.length) return lane.name === "compute" || lane.name === "all" ? [head, "idle"] : null;
-  return [head, ...parts, row.sheet.exact ? "zoom in to see ops" : "kept as sums of pieces, not op by op"];
+  return [
+    head,
+    ...parts,
+    row.sheet.exact ? "zoom in to see ops" : "kept as sums of pieces, not op by op",
+  ];
 }

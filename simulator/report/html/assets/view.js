@@ -38,7 +38,10 @@ class View {
 
   /** Zoom by a factor, a moment staying where it is. */
   zoom(factor, moment = (this.from + this.to) / 2) {
-    const length = Math.min(Math.max((this.to - this.from) * factor, this.least), this.high - this.low);
+    const length = Math.min(
+      Math.max((this.to - this.from) * factor, this.least),
+      this.high - this.low,
+    );
     const part = (moment - this.from) / (this.to - this.from);
     this.show(moment - part * length, moment - part * length + length);
   }

@@ -9,14 +9,26 @@ function duration(ticks) {
   const size = Math.abs(seconds);
   if (size === 0) return "0 s";
   if (size >= 1000) return `${Math.round(seconds).toLocaleString("en")} s`;
-  for (const [scale, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"], [1e-12, "ps"]])
+  for (const [scale, unit] of [
+    [1, "s"],
+    [1e-3, "ms"],
+    [1e-6, "us"],
+    [1e-9, "ns"],
+    [1e-12, "ps"],
+  ])
     if (size >= scale * 0.99995) return `${digits(seconds / scale)} ${unit}`;
   return `${digits(seconds / 1e-12)} ps`;
 }
 
 /** Return an amount to four digits with a decimal prefix. */
 function amount(value, unit) {
-  for (const [scale, prefix] of [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
+  for (const [scale, prefix] of [
+    [1e15, "P"],
+    [1e12, "T"],
+    [1e9, "G"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ])
     if (value >= scale * 0.99995) return `${digits(value / scale)} ${prefix}${unit}`;
   return `${digits(value)} ${unit}`;
 }
