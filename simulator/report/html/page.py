@@ -29,7 +29,7 @@ STYLES = ("uplot/uPlot.min.css", "style.css")
 SCRIPTS = (
     "uplot/uPlot.iife.min.js", "words.js", "columns.js", "colours.js", "run.js", "view.js",
     "shares.js", "rows.js", "painter.js", "axis.js", "statistics.js", "follow.js", "tip.js",
-    "inspector.js", "timeline.js", "overview.js", "search.js", "memory.js", "links.js",
+    "inspector.js", "marks.js", "controls.js", "timeline.js", "overview.js", "search.js", "memory.js", "links.js",
     "summary.js", "toolbar.js", "main.js",
 )  # fmt: skip
 """Files of a page in the order in which browsers run them."""
@@ -103,7 +103,7 @@ def run_data(result: Result, most: int = MOST_OPS) -> dict[str, Any]:
         "kept": _kept(result, ops.exact, ops.sheet_of),
     }
     columns = packed(ops_columns(result, ops) | memory_columns | link_columns)
-    return {"about": about, "head": columns.head, "data": columns.text}
+    return {"about": about, "head": columns.head, "columns": columns.text}
 
 
 def _kept(result: Result, exact: int, sheet_of: Any) -> str:

@@ -2,6 +2,7 @@
 // One colour means one thing: those of the figures, and what differs between light and dark.
 
 const OTHER = "#8a8a8a";
+const DARK = { fill: "#33373d", stall: "#565c66", drain: "#44494f" };
 
 class Colours {
   /** @param named colour by name, from the page's data. */
@@ -35,10 +36,9 @@ class Colours {
     return this.cache.get(key);
   }
 
-  /** Return the colour of a category of idle time, which is grey in either theme. */
-  idleOf(category) {
-    if (!this.dark) return this.named[category];
-    return { fill: "#33373d", stall: "#565c66", drain: "#44494f" }[category];
+  /** Return the colour of a category of time; idle time is grey, darker on dark ground. */
+  ofCategory(name) {
+    return (this.dark && DARK[name]) || this.of(name);
   }
 }
 

@@ -19,7 +19,7 @@ async function unpacked(head, text) {
   return columns;
 }
 
-/** Return whole numbers: 32-bit ones where they are small, else doubles, which hold them exactly. */
+/** Return whole numbers: 32-bit ones where they are small, else doubles. */
 function wholes(planes, { length, width, base }) {
   const small = width < 4 && Math.abs(base) < 2 ** 30;
   const out = small ? new Int32Array(length) : new Float64Array(length);

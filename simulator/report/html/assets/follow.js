@@ -1,7 +1,7 @@
 "use strict";
 // A microbatch on its way through the stages: what computes it, when, and what it waits for.
 
-/** Return the passes of a microbatch on the ranks of a tile, in order: place, action, start, end. */
+/** Return the passes of a microbatch on the ranks of a tile in order of time. */
 function passesOf(run, tile, { step, microbatch }) {
   const { columns } = run;
   const passes = new Map();
@@ -21,6 +21,7 @@ function passesOf(run, tile, { step, microbatch }) {
       } else {
         passes.set(key, {
           place,
+          microbatch,
           stage: columns.stage[at],
           kind: run.kinds[columns.kind[at]],
           action: run.action(at),
@@ -37,16 +38,15 @@ function passesOf(run, tile, { step, microbatch }) {
 
 /** Draw the way of the microbatch that is followed: a line from each pass to the next. */
 function drawPath(timeline, context) {
-  const { run, view, rows, colours } = timeline;
+  const { rows, colours } = timeline;
   const tile = timeline.followedTile ?? rows.tile;
-  const passes = passesOf(run, tile, view.followed);
   const points = [];
-  for (const pass of passes) {
+  for (const pass of timeline.passes) {
     const row = rows.of(pass.place, tile);
     if (!row || row.lanes.length === 0) continue;
     const lane = row.lanes[0];
     const y = row.y + lane.y + 0.84 * lane.height - timeline.scroller.scrollTop + AXIS;
-    points.push([timeline.x(pass.start), timeline.x(pass.end), y, pass]);
+    points.push([timeline.x(pass.start), timeline.x(pass.end), y]);
   }
   context.lineJoin = "round";
   for (const [colour, line] of [
@@ -59,10 +59,10 @@ function drawPath(timeline, context) {
     points.forEach(([begin, end, y], k) => {
       if (k === 0) context.moveTo(begin, y);
       else {
-        const [, before, above_] = points[k - 1];
+        const [, before, high] = points[k - 1];
         const bend = Math.min(Math.max((begin - before) / 2, 6), 60);
-        if (above_ === y) context.lineTo(begin, y);
-        else context.bezierCurveTo(before + bend, above_, begin - bend, y, begin, y);
+        if (high === y) context.lineTo(begin, y);
+        else context.bezierCurveTo(before + bend, high, begin - bend, y, begin, y);
       }
       context.lineTo(end, y);
     });

@@ -53,14 +53,7 @@ class Inspector {
   /** Say how to move, and follow nothing. */
   clear() {
     if (this.view.followed) this.view.follow(null);
-    this.put(
-      "How to move",
-      element(
-        "dl",
-        { class: "help" },
-        HELP.map(([keys, what]) => [element("dt", {}, keys), element("dd", {}, what)]),
-      ),
-    );
+    this.put("How to move", definitions("help", HELP));
   }
 
   // An op
@@ -69,106 +62,63 @@ class Inspector {
   op(timeline, { row, i }) {
     const { run } = timeline;
     const facts = opFacts(run, row, i);
+    const known = FACTS.filter(([name]) => facts[name]);
+    const list = known.map(([name, label]) => [label, facts[name]]);
     const at = row.sheet.from + i;
-    const list = FACTS.filter(([name]) => facts[name]).flatMap(([name, label]) => [
-      element("dt", {}, label),
-      element("dd", {}, facts[name]),
-    ]);
-    const microbatch = run.columns.microbatch[at];
+    const { microbatch, step } = run.columns;
+    const followed =
+      microbatch[at] === NONE ? null : { step: step[at], microbatch: microbatch[at] };
     timeline.followedTile = row.tile;
-    this.put(
-      facts.op,
-      element("dl", { class: "facts" }, list),
-      microbatch === NONE ? [] : this.journey(timeline, run.columns.step[at], microbatch),
-    );
-    this.view.follow(microbatch === NONE ? null : { step: run.columns.step[at], microbatch });
+    this.put(facts.op, definitions("facts", list), followed && this.journey(timeline, followed));
+    this.view.follow(followed);
   }
 
   /** Follow a microbatch through the stages, without an op of its own. */
-  follow(timeline, step, microbatch) {
-    timeline.chosen = null;
-    this.put(`Microbatch ${microbatch}`, this.journey(timeline, step, microbatch));
-    this.view.follow({ step, microbatch });
+  follow(timeline, followed) {
+    this.view.chosen = null;
+    this.put("", this.journey(timeline, followed));
+    this.view.follow(followed);
   }
 
   /** Return the passes of a microbatch as a table, with ways to the one before and after. */
-  journey(timeline, step, microbatch) {
+  journey(timeline, { step, microbatch }) {
     const { run } = timeline;
     const passes = passesOf(run, timeline.followedTile ?? timeline.rows.tile, { step, microbatch });
-    if (!passes.length)
-      return [element("p", { class: "faint" }, "no op of it is kept for this replica")];
-    const last = Math.max(...passes.map((pass) => pass.end));
-    const whole = last - passes[0].start;
+    if (!passes.length) return aside("no op of it is kept for this replica");
+    const length = Math.max(...passes.map((pass) => pass.end)) - passes[0].start;
     const busy = passes.reduce((sum, pass) => sum + pass.busy, 0);
-    let until = passes[0].start;
-    const rows = passes.map((pass) => {
-      const waited = Math.max(pass.start - until, 0);
-      until = Math.max(until, pass.end);
-      return element(
-        "tr",
-        {
-          tabindex: 0,
-          onclick: () => this.view.show(pass.start - whole * 0.05, pass.end + whole * 0.05),
-        },
-        element(
-          "td",
-          {},
-          element("i", { class: "swatch", style: { background: this.colours.of(pass.kind) } }),
-          ` ${pass.action}${microbatch}`,
-        ),
-        element("td", {}, pass.stage === NONE ? "" : String(pass.stage)),
-        element("td", {}, waited ? duration(waited) : "–"),
-        element("td", {}, duration(pass.busy)),
-      );
-    });
-    const step1 = (by) => this.follow(timeline, step, microbatch + by);
-    const most = run.about.microbatches;
+    const to = (by, text, label) => {
+      const onclick = () => this.follow(timeline, { step, microbatch: microbatch + by });
+      const next = microbatch + by;
+      const disabled = next < 0 || next >= run.about.microbatches;
+      return element("button", { onclick, disabled, "aria-label": label }, text);
+    };
     return [
       element(
         "div",
         { class: "rowed" },
         element("h4", {}, `Microbatch ${microbatch}`),
-        element(
-          "button",
-          {
-            onclick: () => step1(-1),
-            disabled: microbatch < 1,
-            "aria-label": "previous microbatch",
-          },
-          "‹",
-        ),
-        element(
-          "button",
-          {
-            onclick: () => step1(1),
-            disabled: microbatch >= most - 1,
-            "aria-label": "next microbatch",
-          },
-          "›",
-        ),
+        to(-1, "‹", "previous microbatch"),
+        to(1, "›", "next microbatch"),
       ),
-      element(
-        "p",
-        { class: "faint" },
-        `${duration(whole)} from first to last; computed ${duration(busy)} of them`,
-      ),
-      element(
-        "table",
-        { class: "journey" },
-        element(
-          "thead",
-          {},
-          element(
-            "tr",
-            {},
-            ["pass", "stage", "waits", "computes"].map((text) =>
-              element("th", { scope: "col" }, text),
-            ),
-          ),
-        ),
-        element("tbody", {}, rows),
-      ),
+      aside(`${duration(length)} from first to last; computed ${duration(busy)} of them`),
+      tableOf("journey", ["pass", "stage", "waits", "computes"], this.passes(passes, length)),
     ];
+  }
+
+  /** Return a row for each pass; it shows the pass when it is pressed. */
+  passes(passes, length) {
+    let until = passes[0].start;
+    return passes.map((pass) => {
+      const waited = Math.max(pass.start - until, 0);
+      until = Math.max(until, pass.end);
+      const show = () => this.view.show(pass.start - 0.05 * length, pass.end + 0.05 * length);
+      const onkeydown = (event) => event.key === "Enter" && show();
+      const name = [swatch(this.colours.of(pass.kind)), ` ${pass.action}${pass.microbatch}`];
+      const stage = pass.stage === NONE ? "" : String(pass.stage);
+      const cells = [name, stage, waited ? duration(waited) : "–", duration(pass.busy)];
+      return rowOf(cells, { tabindex: 0, onclick: show, onkeydown });
+    });
   }
 
   // A range
@@ -184,96 +134,54 @@ class Inspector {
 
   /** Show statistics of a range, or how to move where there is none. */
   range(range) {
-    if (!range) return this.clear();
-    const { runs } = this.view;
+    if (!range) {
+      this.clear();
+      return;
+    }
     const [from, to] = range;
+    const each = this.view.runs.map((run, k) => [
+      this.view.runs.length > 1 ? element("h4", {}, `${LETTERS[k]}: ${run.about.name}`) : null,
+      this.statistics(run, from, to),
+    ]);
     this.put(
       `${duration(to - from)} selected`,
-      element("p", { class: "faint" }, `from ${duration(from)} to ${duration(to)}`),
-      runs.map((run, k) => [
-        runs.length > 1 ? element("h4", {}, `${"AB"[k]}: ${run.about.name}`) : null,
-        this.statistics(run, from, to),
-      ]),
+      aside(`from ${duration(from)} to ${duration(to)}`),
+      each,
       element("button", { onclick: () => this.view.show(from, to) }, "Zoom to it"),
     );
   }
 
+  /** Return a table of what ranks of a run do in a range, and bars by place. */
   statistics(run, from, to) {
     const { kinds, idle, ranks, places } = statistics(run, from, to);
     const length = to - from;
     const row = (name, colour, busy, exposed) =>
-      element(
-        "tr",
-        {},
-        element(
-          "td",
-          {},
-          element("i", { class: "swatch", style: { background: colour } }),
-          ` ${name}`,
-        ),
-        element("td", {}, percent(busy / length)),
-        element("td", {}, duration(busy)),
-        element("td", {}, exposed),
-      );
-    const ordered = run.kinds
-      .map((name) => kinds.find((kind) => kind.name === name))
-      .filter(Boolean);
-    const body = [
-      ...ordered
-        .filter(({ name }) => WORK.has(name))
-        .map(({ name, busy }) => row(name, this.colours.of(name), busy, "")),
-      row("idle", this.colours.idle, idle, ""),
-      ...ordered
-        .filter(({ name }) => !WORK.has(name))
-        .map(({ name, busy, exposed }) =>
-          row(name, this.colours.of(name), busy, percent(busy ? exposed / busy : 0)),
-        ),
-    ];
-    const bars =
-      places.length > 1 && places.length <= 32
-        ? element(
-            "div",
-            { class: "mini" },
-            places.map((place, k) =>
-              place.ranks
-                ? element(
-                    "span",
-                    {
-                      title: `${run.about.places[k].name}: ${percent(place.busy / place.ranks / length)} computing`,
-                    },
-                    element("i", {
-                      style: { height: `${(100 * place.busy) / place.ranks / length}%` },
-                    }),
-                  )
-                : null,
-            ),
-          )
-        : null;
+      rowOf([[swatch(colour), ` ${name}`], percent(busy / length), duration(busy), exposed]);
+    const present = run.kinds.map((name) => kinds.find((kind) => kind.name === name));
+    const rows = present.filter(Boolean).map(({ name, busy, exposed }) => {
+      const bare = WORK.has(name) ? "" : percent(busy ? exposed / busy : 0);
+      return row(name, this.colours.of(name), busy, bare);
+    });
+    const works = present.filter((kind) => kind && WORK.has(kind.name)).length;
+    rows.splice(works, 0, row("idle", this.colours.idle, idle, ""));
+    const all = run.about.ranks;
+    const meanOf =
+      ranks === all ? `${whole(all)} ranks` : `the ${whole(ranks)} ranks kept op by op`;
     return [
-      element(
-        "table",
-        { class: "stats" },
-        element(
-          "thead",
-          {},
-          element(
-            "tr",
-            {},
-            ["", "share", "time", "exposed"].map((text) => element("th", { scope: "col" }, text)),
-          ),
-        ),
-        element("tbody", {}, body),
-      ),
-      bars && element("p", { class: "faint" }, `computing, by ${run.about.placeWord}`),
-      bars,
-      element(
-        "p",
-        { class: "faint" },
-        (ranks === run.about.ranks
-          ? `Mean of ${ranks.toLocaleString("en")} ranks`
-          : `Mean of the ${ranks.toLocaleString("en")} of ${run.about.ranks.toLocaleString("en")} ranks kept op by op`) +
-          "; exposed: of this time, while the rank computes nothing.",
-      ),
+      tableOf("stats", ["", "share", "time", "exposed"], rows),
+      places.length > 1 && places.length <= 32 ? barsOf(run, places, length) : null,
+      aside(`Mean of ${meanOf}; exposed: of this time, while the rank computes nothing.`),
     ];
   }
+}
+
+/** Return a bar for each place: how much of a range its ranks compute. */
+function barsOf(run, places, length) {
+  const bars = places.map((place, k) => {
+    if (!place.ranks) return null;
+    const share = place.busy / place.ranks / length;
+    const title = `${run.about.places[k].name}: ${percent(share)} computing`;
+    return element("span", { title }, element("i", { style: { height: `${100 * share}%` } }));
+  });
+  return [aside(`computing, by ${run.about.placeWord}`), element("div", { class: "mini" }, bars)];
 }

@@ -1,116 +1,110 @@
 "use strict";
 // Puts the page together once its data are unpacked.
 
-async function main() {
-  const parts = [...document.querySelectorAll("script[type='application/json']")].map((script) =>
-    JSON.parse(script.textContent),
-  );
-  const { colours: named } = parts[0];
-  const runs = [];
-  for (const { about, head, data } of parts) runs.push(new Run(about, await unpacked(head, data)));
-  const root = document.documentElement;
-  const colours = new Colours(named);
-  const view = new View(runs);
-  const page = document.querySelector("main");
-  const inspector = new Inspector(view, colours);
-  const timelines = runs.map((run) => new Timeline(run, view, colours, inspector));
-  const overviews = timelines.map((timeline) => new Overview(timeline));
-  const search = new Search(timelines, view);
-  const charts = [];
-  for (const run of runs) charts.push(new MemoryChart(run, view, colours, charts));
-  const maps = runs.map((run) => (run.about.links ? new LinkMap(run, view, colours) : null));
-  const headed = (k) =>
-    runs.length > 1
-      ? element("h3", {}, element("b", { class: "letter" }, "AB"[k]), runs[k].about.name)
-      : null;
-  const both = (title, id, each) =>
-    section(
-      title,
-      id,
-      element(
-        "div",
-        { class: `pair n${runs.length}` },
-        runs.map((_, k) => element("div", {}, headed(k), each(k))),
-      ),
-    );
+class Page {
+  constructor(runs, named) {
+    this.runs = runs;
+    this.colours = new Colours(named);
+    this.view = new View(runs);
+    const { view, colours } = this;
+    this.inspector = new Inspector(view, colours);
+    this.timelines = runs.map((run) => new Timeline(run, view, colours, this.inspector));
+    this.overviews = this.timelines.map((timeline) => new Overview(timeline));
+    this.search = new Search(this.timelines, view);
+    this.charts = [];
+    for (const run of runs) this.charts.push(new MemoryChart(run, view, colours, this.charts));
+    this.maps = runs.map((run) => (run.about.links ? new LinkMap(run, view, colours) : null));
+    this.summary = element("div");
+  }
 
-  page.replaceChildren(
-    ...summaryOf(runs, colours).flat(),
-    section(
-      "Timeline",
-      "timeline",
-      toolbarOf(timelines, view, colours, search),
-      element(
-        "div",
-        { class: "board" },
-        element(
-          "div",
-          { class: "plots" },
-          timelines.map((timeline, k) => [
-            headed(k),
-            overviews[k].element,
-            timeline.element,
-            timeline.run.about.kept
-              ? element("p", { class: "faint" }, timeline.run.about.kept)
-              : null,
-          ]),
-        ),
-        inspector.element,
-      ),
-    ),
-    both("Memory", "memory", (k) => charts[k].element),
-    both(
-      "Links",
-      "links",
-      (k) => maps[k]?.element ?? element("p", { class: "faint" }, runs[k].about.noLinks),
-    ),
-    section(
-      "Communication",
-      "communication",
-      runs.map((run, k) => [headed(k), flowsOf(run, colours)]),
-    ),
-    section(
-      runs.length > 1 ? "Assumptions" : "Assumptions and notes",
-      "assumptions",
-      element("div", { class: "assumed" }, assumptionsOf(runs)),
-    ),
-  );
-  const repaint = () => {
-    colours.read();
-    for (const overview of overviews) {
-      overview.picture = null;
-      overview.redraw();
-    }
-    for (const chart of charts) chart.build();
-    for (const map of maps) map?.redraw();
-    view.tell("look");
-  };
-  themeButton(root, repaint);
-  document.addEventListener("keydown", (event) => {
+  /** Put all sections into an element. */
+  fill(main) {
+    const { runs, colours, timelines } = this;
+    const communication = runs.map((run, k) => [this.name(k), flowsOf(run, colours)]);
+    const links = (k) => this.maps[k]?.element ?? aside(runs[k].about.noLinks);
+    const assumed = element("div", { class: "assumed" }, assumptionsOf(runs));
+    const bar = toolbarOf(timelines, this.view, colours, this.search);
+    main.replaceChildren(
+      this.summary,
+      section("Timeline", "timeline", bar, this.board()),
+      this.both("Memory in the last step", "memory", (k) => this.charts[k].element),
+      this.both("Links in the last step", "links", links),
+      section("Communication", "communication", communication),
+      section("Assumptions and notes", "assumptions", assumed),
+    );
+  }
+
+  /** Return the timelines, and the panel beside them. */
+  board() {
+    const plots = this.timelines.map((timeline, k) => {
+      const { kept } = timeline.run.about;
+      return [this.name(k), this.overviews[k].element, timeline.element, kept ? aside(kept) : null];
+    });
+    const left = element("div", { class: "plots" }, plots);
+    return element("div", { class: "board" }, left, this.inspector.element);
+  }
+
+  /** Return a section with a part for each run, beside each other. */
+  both(title, id, part) {
+    const parts = this.runs.map((_, k) => element("div", {}, this.name(k), part(k)));
+    return section(title, id, element("div", { class: `pair n${this.runs.length}` }, parts));
+  }
+
+  /** Return the name of a run, where there are two. */
+  name(k) {
+    if (this.runs.length === 1) return null;
+    const letter = element("b", { class: "letter" }, LETTERS[k]);
+    return element("h3", {}, letter, this.runs[k].about.name);
+  }
+
+  /** Draw all of it in the colours of the theme. */
+  paint() {
+    this.colours.read();
+    this.summary.replaceChildren(...summaryOf(this.runs, this.colours));
+    for (const timeline of this.timelines) timeline.draw();
+    for (const overview of this.overviews) overview.repaint();
+    for (const chart of this.charts) chart.build();
+    for (const map of this.maps) map?.redraw();
+  }
+
+  /** Clear what is searched, selected and followed. */
+  clear() {
+    this.search.clear();
+    this.view.select(null);
+    for (const timeline of this.timelines) timeline.choose(null);
+  }
+
+  onKey(event) {
     if (/INPUT|SELECT/.test(event.target.tagName)) return;
-    if (event.key === "/") {
-      event.preventDefault();
-      search.input.focus();
-    } else if (event.key === "Escape") {
-      search.clear();
-      view.select(null);
-      for (const timeline of timelines) timeline.choose(null);
-    }
-  });
-  for (const timeline of timelines) timeline.draw();
-  for (const overview of overviews) overview.draw();
-  for (const chart of charts) chart.build();
-  window.trainsim = { runs, view, timelines, charts, search, inspector };
+    if (event.key === "Escape") this.clear();
+    if (event.key !== "/") return;
+    event.preventDefault();
+    this.search.input.focus();
+  }
+}
+
+async function main() {
+  const parts = [...document.querySelectorAll("script[type='application/json']")];
+  const data = parts.map((part) => JSON.parse(part.textContent));
+  const runs = [];
+  for (const { about, head, columns } of data)
+    runs.push(new Run(about, await unpacked(head, columns)));
+  const page = new Page(runs, data[0].colours);
+  page.fill(document.querySelector("main"));
+  page.paint();
+  themeButton(() => page.paint());
+  document.addEventListener("keydown", (event) => page.onKey(event));
+  window.trainsim = page;
   // The page counts as interactive when all is drawn and a frame has come to the screen after it.
-  requestAnimationFrame(() =>
-    requestAnimationFrame(() => {
-      root.dataset.interactive = String(Math.round(performance.now()));
-    }),
-  );
+  const done = () => {
+    document.documentElement.dataset.interactive = String(Math.round(performance.now()));
+  };
+  requestAnimationFrame(() => requestAnimationFrame(done));
 }
 
 /** Let the button of the page's head go from the system's theme to the other and back. */
-function themeButton(root, repaint) {
+function themeButton(repaint) {
+  const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
   system.addEventListener("change", repaint);
   document.querySelector("#theme").addEventListener("click", () => {

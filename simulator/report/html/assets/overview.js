@@ -14,19 +14,19 @@ class Overview {
     });
     this.element = element("div", { class: "overviewed" }, this.canvas);
     view.on("time", () => this.redraw());
-    view.on("look", () => {
-      this.picture = null;
-      this.redraw();
-    });
-    new ResizeObserver(() => {
-      this.picture = null;
-      this.redraw();
-    }).observe(this.element);
+    view.on("look", () => this.repaint());
+    new ResizeObserver(() => this.repaint()).observe(this.element);
     this.canvas.addEventListener("pointerdown", (event) => this.onDown(event));
     this.canvas.addEventListener("pointermove", (event) => this.onMove(event));
     this.canvas.addEventListener("pointerup", () => {
       this.drag = null;
     });
+  }
+
+  /** Draw all anew, as after a kind was hidden. */
+  repaint() {
+    this.picture = null;
+    this.redraw();
   }
 
   redraw() {

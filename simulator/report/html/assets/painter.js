@@ -1,5 +1,5 @@
 "use strict";
-// Draws the rows of a timeline: ops where they are wide enough to be seen, shares of pixels elsewhere.
+// Draws the rows of a timeline: ops where they can be seen, shares of pixels elsewhere.
 
 const MERGED = 6; // pixels below which touching ops of one action are drawn as one
 const NAMED = 56; // pixels from which an op is named in full

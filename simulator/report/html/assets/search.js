@@ -9,7 +9,7 @@ const FIELDS = {
   step: "step",
 };
 
-/** Return a test of (row, place) for a text such as `F3`, `all_reduce`, `layer:12 stage:1`; null for none. */
+/** Return a test of (row, place) for a text such as `F3` or `layer:12 stage:1`; null for none. */
 function wantedBy(run, text) {
   const terms = text
     .trim()
@@ -104,11 +104,7 @@ class Search {
       if (wanted) this.hits.push(...hitsOf(timeline));
     }
     this.hits.sort((a, b) => a.start - b.start);
-    this.count.textContent = this.asked.trim()
-      ? count
-        ? `${count.toLocaleString("en")} ops`
-        : "none"
-      : "";
+    this.count.textContent = this.asked.trim() ? (count ? `${whole(count)} ops` : "none") : "";
   }
 
   /** Show the next match that is not seen as one with the last, or the one before. */
@@ -125,9 +121,9 @@ class Search {
     const lane = row.lanes.find((l) =>
       l.tracks.includes(timeline.run.columns.track[row.sheet.from + i]),
     );
-    timeline.chosen = lane ? { row, lane, i } : null;
+    view.chosen = lane ? { timeline, row, lane, i } : null;
     timeline.redraw();
-    this.count.textContent = `${(this.at + 1).toLocaleString("en")} of ${this.hits.length.toLocaleString("en")}`;
+    this.count.textContent = `${whole(this.at + 1)} of ${whole(this.hits.length)}`;
   }
 }
 

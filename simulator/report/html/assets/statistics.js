@@ -1,7 +1,7 @@
 "use strict";
 // What ranks do in a range of time.
 
-/** Return by kind: ticks a rank, exposed ticks a rank, ops; and how many ranks they are means of. */
+/** Return means over ranks: by kind ticks, exposed ticks, ops; idle ticks; and how many ranks. */
 function statistics(run, from, to) {
   const totals = new Map();
   const of = (name) => {

@@ -1,180 +1,5 @@
 "use strict";
-// The answer in a minute: what was simulated, what it takes, what limits it; of two runs, what differs.
-
-/** Return the head of a page: names, what was simulated, the verdict, the first numbers. */
-function summaryOf(runs, colours) {
-  return [
-    element(
-      "div",
-      { class: `heads n${runs.length}` },
-      runs.map((run, k) => headOf(run, runs.length > 1 ? "AB"[k] : "")),
-    ),
-    runs.length === 1 ? tilesOf(runs[0]) : differencesOf(runs),
-    section("Where the time goes", "time", timesOf(runs, colours)),
-  ];
-}
-
-function headOf(run, letter) {
-  const { name, lines, verdict, owners, ranks } = run.about;
-  return element(
-    "div",
-    { class: "head" },
-    element("h1", {}, letter ? element("b", { class: "letter" }, letter) : null, name),
-    element(
-      "dl",
-      { class: "what" },
-      lines.flatMap(([label, text]) => [element("dt", {}, label), element("dd", {}, text)]),
-    ),
-    verdict
-      ? element(
-          "p",
-          { class: "verdict" },
-          element("b", {}, "Bottleneck "),
-          verdict,
-          element(
-            "span",
-            { class: "faint" },
-            owners.map(([owner, share]) => `${owner} ${percent(share)}`).join(" · "),
-          ),
-        )
-      : null,
-    lines.length ? null : element("p", { class: "faint" }, `${ranks} ranks, stated times`),
-  );
-}
-
-function tilesOf(run) {
-  return element(
-    "div",
-    { class: "tiles" },
-    run.about.metrics.map(({ name, text, note }) =>
-      element(
-        "div",
-        { class: "tile" },
-        element("span", { class: "label" }, name),
-        element("strong", {}, text),
-        element("span", { class: "faint" }, note),
-      ),
-    ),
-  );
-}
-
-/** Return the first numbers of two runs side by side, with the change from one to the other. */
-function differencesOf([a, b]) {
-  const names = a.about.metrics.map(({ name }) => name);
-  const rows = names.map((name, k) => {
-    const [one, two] = [a.about.metrics[k], b.about.metrics.find((metric) => metric.name === name)];
-    if (!two) return null;
-    const change = one.value ? two.value / one.value - 1 : null;
-    const better = change === null || one.text === two.text ? 0 : Math.sign(change) * one.better;
-    const mark = { 1: "better", "-1": "worse", 0: "" }[better];
-    return element(
-      "tr",
-      {},
-      element("th", { scope: "row" }, name),
-      element("td", {}, one.text, element("small", {}, one.note)),
-      element("td", {}, two.text, element("small", {}, two.note)),
-      element(
-        "td",
-        { class: mark },
-        change === null ? "–" : `${change >= 0 ? "+" : "−"}${(100 * Math.abs(change)).toFixed(1)}%`,
-        element("small", {}, mark),
-      ),
-    );
-  });
-  return element(
-    "table",
-    { class: "differences" },
-    element(
-      "thead",
-      {},
-      element(
-        "tr",
-        {},
-        ["", "A", "B", "B against A"].map((text) => element("th", { scope: "col" }, text)),
-      ),
-    ),
-    element("tbody", {}, rows),
-  );
-}
-
-/** Return bars of where the time of a step goes, of all ranks and of each place. */
-function timesOf(runs, colours) {
-  const { categories } = runs[0].about;
-  const present = categories.filter((_, c) => runs.some((run) => run.about.meanShares[c] > 0));
-  const longest = Math.max(...runs.map((run) => run.about.stepTime));
-  const colour = (name) =>
-    ["fill", "stall", "drain"].includes(name) ? colours.idleOf(name) : colours.of(name);
-  const bar = (label, shares, note, high, scale) =>
-    element(
-      "div",
-      { class: `bar ${high}` },
-      element("span", { class: "name" }, label),
-      element(
-        "div",
-        { class: "stack", style: { width: `${100 * scale}%` } },
-        categories.map((name, c) =>
-          shares[c] <= 0
-            ? null
-            : element(
-                "i",
-                {
-                  style: {
-                    flexGrow: shares[c],
-                    background: colour(name),
-                    color: inkOn(colour(name)),
-                  },
-                  title: `${name} ${percent(shares[c])}`,
-                },
-                shares[c] * scale >= 0.045 && high === "thick"
-                  ? percent(shares[c]).replace("%", "")
-                  : "",
-              ),
-        ),
-      ),
-      element("span", { class: "note faint" }, note),
-    );
-  const out = [
-    element(
-      "div",
-      { class: "legend" },
-      present.map((name) =>
-        element(
-          "span",
-          {},
-          element("i", { class: "swatch", style: { background: colour(name) } }),
-          ` ${CATEGORY[name] ?? name}`,
-        ),
-      ),
-    ),
-  ];
-  for (const [k, run] of runs.entries()) {
-    const { meanShares, places, stepTime, numPlacesShown } = run.about;
-    const scale = stepTime / longest;
-    out.push(
-      bar(
-        runs.length > 1 ? `${"AB"[k]}: mean` : "mean of all ranks",
-        meanShares,
-        runs.length > 1 ? run.about.metrics[0].text : "% of the step",
-        "thick",
-        scale,
-      ),
-    );
-    if (places.length > 1)
-      out.push(
-        element(
-          "details",
-          { open: runs.length === 1 && places.length <= 16 },
-          element("summary", {}, `by ${run.about.placeWord}`),
-          element(
-            "div",
-            { class: "places" },
-            places.map((place) => bar(place.name, place.shares, place.memory, "thin", scale)),
-          ),
-        ),
-      );
-  }
-  return out;
-}
+// The answer in a minute: what was simulated, what it takes, what limits it, what differs.
 
 const CATEGORY = {
   tp: "tp exposed",
@@ -191,91 +16,157 @@ const CATEGORY = {
   drain: "bubble: drain",
 };
 
+/** Return the head of a page: names, what was simulated, the verdict, the first numbers. */
+function summaryOf(runs, colours) {
+  const heads = runs.map((run, k) => headOf(run, runs.length > 1 ? LETTERS[k] : ""));
+  return [
+    element("div", { class: `heads n${runs.length}` }, heads),
+    runs.length === 1 ? tilesOf(runs[0]) : differencesOf(runs),
+    section("Where the time goes", "time", timesOf(runs, colours)),
+  ];
+}
+
 /** Return a section of the page with a heading that can be linked to. */
 function section(title, id, ...content) {
+  const heading = element("h2", { id: `${id}-title` }, title);
+  return element("section", { id, "aria-labelledby": `${id}-title` }, heading, content);
+}
+
+function headOf(run, letter) {
+  const { name, lines, verdict, owners, ranks } = run.about;
+  const title = [letter ? element("b", { class: "letter" }, letter) : null, name];
+  const owned = owners.map(([owner, share]) => `${owner} ${percent(share)}`).join(" · ");
+  const bottleneck = [element("b", {}, "Bottleneck "), verdict];
+  const shares = element("span", { class: "faint" }, owned);
   return element(
-    "section",
-    { id, "aria-labelledby": `${id}-title` },
-    element("h2", { id: `${id}-title` }, title),
-    ...content.flat(),
+    "div",
+    { class: "head" },
+    element("h1", {}, title),
+    definitions("what", lines),
+    verdict ? element("p", { class: "verdict" }, bottleneck, shares) : null,
+    lines.length ? null : aside(`${ranks} ranks, stated times`),
+  );
+}
+
+function tilesOf(run) {
+  const tiles = run.about.metrics.map(({ name, text, note }) =>
+    element(
+      "div",
+      { class: "tile" },
+      element("span", { class: "label" }, name),
+      element("strong", {}, text),
+      element("span", { class: "faint" }, note),
+    ),
+  );
+  return element("div", { class: "tiles" }, tiles);
+}
+
+/** Return the first numbers of two runs side by side, with the change from one to the other. */
+function differencesOf([a, b]) {
+  const pairs = a.about.metrics
+    .map((one) => [one, b.about.metrics.find(({ name }) => name === one.name)])
+    .filter(([, two]) => two);
+  const rows = pairs.map(([one, two]) => {
+    const { text, mark } = changeOf(one, two);
+    return element(
+      "tr",
+      {},
+      element("th", { scope: "row" }, one.name),
+      [one, two].map((of) => element("td", {}, of.text, element("small", {}, of.note))),
+      element("td", { class: mark }, text, element("small", {}, mark)),
+    );
+  });
+  return tableOf("differences", ["", "A", "B", "B against A"], rows);
+}
+
+/** Return the change from one number to another in words, and whether it is better or worse. */
+function changeOf(one, two) {
+  if (!one.value) return { text: "–", mark: "" };
+  const change = two.value / one.value - 1;
+  const text = `${change >= 0 ? "+" : "−"}${percent(Math.abs(change))}`;
+  const better = one.text === two.text ? 0 : Math.sign(change) * one.better;
+  return { text, mark: { 1: "better", "-1": "worse", 0: "" }[better] };
+}
+
+/** Return bars of where the time of a step goes, of all ranks and of each place. */
+function timesOf(runs, colours) {
+  const { categories } = runs[0].about;
+  const longest = Math.max(...runs.map((run) => run.about.stepTime));
+  const present = categories.filter((_, c) => runs.some((run) => run.about.meanShares[c] > 0));
+  const legend = present.map((name) =>
+    element("span", {}, swatch(colours.ofCategory(name)), ` ${CATEGORY[name] ?? name}`),
+  );
+  const out = [element("div", { class: "legend" }, legend)];
+  for (const [k, { about }] of runs.entries()) {
+    const bar = (label, shares, note, high) =>
+      barOf(label, shares, note, high, about.stepTime / longest, categories, colours);
+    if (runs.length > 1)
+      out.push(bar(`${LETTERS[k]}: mean`, about.meanShares, about.metrics[0].text, "thick"));
+    else out.push(bar("mean of all ranks", about.meanShares, "% of the step", "thick"));
+    if (about.places.length === 1) continue;
+    const places = about.places.map((place) => bar(place.name, place.shares, place.memory, "thin"));
+    const open = runs.length === 1 && places.length <= 16;
+    const title = element("summary", {}, `by ${about.placeWord}, and memory`);
+    out.push(element("details", { open }, title, element("div", { class: "places" }, places)));
+  }
+  return out;
+}
+
+/** Return a bar of shares by category, with a name before it and a note after it. */
+function barOf(label, shares, note, high, scale, categories, colours) {
+  const pieces = categories.map((name, c) => {
+    if (shares[c] <= 0) return null;
+    const colour = colours.ofCategory(name);
+    const style = { flexGrow: shares[c], background: colour, color: inkOn(colour) };
+    const roomy = high === "thick" && shares[c] * scale >= 0.045;
+    const text = roomy ? (100 * shares[c]).toFixed(1) : "";
+    return element("i", { style, title: `${name} ${percent(shares[c])}` }, text);
+  });
+  return element(
+    "div",
+    { class: `bar ${high}` },
+    element("span", { class: "name" }, label),
+    element("div", { class: "stack", style: { width: `${100 * scale}%` } }, pieces),
+    element("span", { class: "note faint" }, note),
   );
 }
 
 /** Return the table of communication by kind. */
 function flowsOf(run, colours) {
   const { flows, flowHead } = run.about;
-  if (!flows.length) return element("p", { class: "faint" }, "No rank communicates.");
+  if (!flows.length) return aside("No rank communicates.");
+  const rows = flows.map(({ axis, cells: [operation, ...cells] }) =>
+    rowOf([[swatch(colours.of(axis)), ` ${axis} ${operation}`], ...cells]),
+  );
   return element(
     "div",
     { class: "wide" },
-    element(
-      "table",
-      { class: "flows" },
-      element(
-        "thead",
-        {},
-        element(
-          "tr",
-          {},
-          flowHead.map((text) => element("th", { scope: "col" }, text)),
-        ),
-      ),
-      element(
-        "tbody",
-        {},
-        flows.map(({ axis, cells }) =>
-          element(
-            "tr",
-            {},
-            element(
-              "td",
-              {},
-              element("i", { class: "swatch", style: { background: colours.of(axis) } }),
-              ` ${axis} ${cells[0]}`,
-            ),
-            cells.slice(1).map((text) => element("td", {}, text)),
-          ),
-        ),
-      ),
-    ),
-    element(
-      "p",
-      { class: "faint" },
-      "transfer: of a call, from its last member's arrival; wait: of a member until then; a rank: all its transfers in a step",
+    tableOf("flows", flowHead, rows),
+    aside(
+      "transfer: of a call, from its last member's arrival; wait: of a member until then; ",
+      "a rank: all its transfers in a step",
     ),
   );
 }
 
-/** Return what was assumed: of two runs first what both assume. */
+/** Return what was assumed: of two runs first what only one of them assumes. */
 function assumptionsOf(runs) {
-  const list = (title, items) =>
-    items.length
-      ? [
-          element("h3", {}, title),
-          element(
-            "ul",
-            {},
-            items.map((text) => element("li", {}, text)),
-          ),
-        ]
-      : [];
-  if (runs.length === 1) {
-    const [{ about }] = runs;
-    return [...list("Notes", about.notes), ...list("Assumed", about.assumptions)];
-  }
-  const all = runs.map((run) => [...run.about.notes, ...run.about.assumptions]);
+  const [a, b] = runs.map(({ about }) => [...about.notes, ...about.assumptions]);
+  if (!b)
+    return [listOf("Notes", runs[0].about.notes), listOf("Assumed", runs[0].about.assumptions)];
+  const missing = (some) => (text) => !some.includes(text);
   return [
-    ...list(
-      "Assumed in A alone",
-      all[0].filter((text) => !all[1].includes(text)),
-    ),
-    ...list(
-      "Assumed in B alone",
-      all[1].filter((text) => !all[0].includes(text)),
-    ),
-    ...list(
+    listOf("Assumed in A alone", a.filter(missing(b))),
+    listOf("Assumed in B alone", b.filter(missing(a))),
+    listOf(
       "Assumed in both",
-      all[0].filter((text) => all[1].includes(text)),
+      a.filter((text) => b.includes(text)),
     ),
   ];
+}
+
+function listOf(title, items) {
+  if (!items.length) return [];
+  const list = items.map((text) => element("li", {}, text));
+  return [element("h3", {}, title), element("ul", {}, list)];
 }

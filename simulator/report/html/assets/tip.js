@@ -1,9 +1,9 @@
 "use strict";
 // What the pointer is on, in a few lines beside it.
 
-/** Show or hide the tip of a timeline for a point of it. */
-function showTip(timeline, at) {
-  const { tip, hover, run, view } = timeline;
+/** Show what a timeline has at a point, or hide the tip where that is nothing. */
+function showTip(timeline, hover, at) {
+  const { tip } = timeline;
   const lines = hover?.lane ? describe(timeline, hover, at) : null;
   tip.hidden = !lines;
   if (!lines) return;
@@ -57,7 +57,7 @@ function opFacts(run, row, i) {
     ends: duration(sheet.end[i]),
     takes: duration(sheet.end[i] - sheet.start[i]),
     waited: joint ? `${duration(sheet.wait[i])} for the other${joint > 2 ? "s" : ""}` : null,
-    group: joint ? `${joint.toLocaleString("en")} ranks` : null,
+    group: joint ? `${whole(joint)} ranks` : null,
     payload: cost.bytes ? amount(cost.bytes, "B") : null,
     computes: cost.flops ? amount(cost.flops, "FLOP") : null,
     traffic: cost.moved ? amount(cost.moved, "B") : null,

@@ -14,6 +14,7 @@ class View {
     this.everyStream = false;
     this.range = null; // [from, to] of the selected range
     this.followed = null; // { step, microbatch }
+    this.chosen = null; // { timeline, row, lane, i } of the op that is outlined
     this.listeners = { time: [], look: [], range: [], follow: [] };
   }
 

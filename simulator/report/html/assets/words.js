@@ -2,13 +2,14 @@
 // Numbers in words, and elements of the page.
 
 const SECOND = 1e12; // ticks
+const LETTERS = "AB"; // what two runs are called
 
 /** Return a duration in ticks to four digits, as the report writes it. */
 function duration(ticks) {
   const seconds = ticks / SECOND;
   const size = Math.abs(seconds);
   if (size === 0) return "0 s";
-  if (size >= 1000) return `${Math.round(seconds).toLocaleString("en")} s`;
+  if (size >= 1000) return `${whole(Math.round(seconds))} s`;
   for (const [scale, unit] of [
     [1, "s"],
     [1e-3, "ms"],
@@ -38,6 +39,11 @@ function digits(value) {
   return String(Number(value.toPrecision(4)));
 }
 
+/** Return a whole number with commas. */
+function whole(count) {
+  return count.toLocaleString("en");
+}
+
 /** Return a share as percent. */
 function percent(share) {
   return `${(100 * share).toFixed(1)}%`;
@@ -54,6 +60,34 @@ function element(tag, attributes = {}, ...children) {
   }
   made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return made;
+}
+
+/** Return a small square of a colour. */
+function swatch(colour) {
+  return element("i", { class: "swatch", style: { background: colour } });
+}
+
+/** Return a paragraph that explains. */
+function aside(...texts) {
+  return element("p", { class: "faint" }, ...texts);
+}
+
+/** Return a list of terms and what stands for them. */
+function definitions(name, pairs) {
+  const list = pairs.map(([term, text]) => [element("dt", {}, term), element("dd", {}, text)]);
+  return element("dl", { class: name }, list);
+}
+
+/** Return a row of a table. */
+function rowOf(cells, attributes = {}) {
+  return element("tr", attributes, ...cells.map((cell) => element("td", {}, cell)));
+}
+
+/** Return a table with a head of texts and rows that are made. */
+function tableOf(name, head, rows) {
+  const cells = head.map((text) => element("th", { scope: "col" }, text));
+  const thead = element("thead", {}, element("tr", {}, cells));
+  return element("table", { class: name }, thead, element("tbody", {}, rows));
 }
 
 /** Return the ticks between the labels of an axis that has room for about `count` of them. */
