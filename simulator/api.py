@@ -55,11 +55,13 @@ def simulate(
     scenario = resolved(scenario)
     result = _simulated(scenario, engine, folded, repriced)
     if scenario.data is not None and result.breakdown.of("data").any():
-        there = _simulated(replace(scenario, data=None), "compiled", folded, repriced)
+        there = _simulated(replace(scenario, data=None, jitter=None), "compiled", folded, repriced)
         result = replace(result, without_data_s=there.step_time_s)
     if scenario.checkpoint is not None:
-        plain = _simulated(replace(scenario, checkpoint=None), "compiled", folded, repriced)
-        result = replace(result, without_save_s=plain.step_time_s)
+        without = replace(scenario, checkpoint=None, jitter=None)
+        plain = _simulated(without, "compiled", folded, repriced)
+        ends = plain.step_ends
+        result = replace(result, without_save_s=to_seconds(int(ends[-1] - ends[0])))
     return replace(
         result, notes=(*result.notes, *pace_notes(result), *data_notes(result), *_first(scenario))
     )

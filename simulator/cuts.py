@@ -201,6 +201,7 @@ def _measured(s: Scenario) -> Runs:
         cluster=replace(s.cluster, network=Network()),
         data=None,
         checkpoint=None,
+        jitter=None,
     )  # fmt: skip
     return _by_block(simulate(short), short, each - 1)
 

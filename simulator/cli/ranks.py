@@ -52,20 +52,23 @@ device_option = click.option(
 )
 @device_option
 @timeout_option
+@click.option(
+    "--plot", metavar="FILE", help="Draw a predicted step over a measured one (png, svg, pdf)."
+)
 @click.option("--timeline", metavar="FILE", help="Write when every action began and ended (JSON).")
 @click.option("--machine", metavar="FILE", help="Write devices, versions and clocks (JSON).")
 @click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
 def validate_torch(
     scenario: str, overrides: tuple[str, ...], calibration: str | None, visits: int, steps: int,
-    warmup: int, device: str, timeout: float, timeline: str | None, machine: str | None,
-    json_path: str | None,
+    warmup: int, device: str, timeout: float, plot: str | None, timeline: str | None,
+    machine: str | None, json_path: str | None,
 ) -> int:  # fmt: skip
     """Replay SCENARIO on real torch processes and compare it with what is predicted.
 
     Starts a process for each rank, or joins those that torchrun has started. Exits with 3 when the
     ranks do not train what one process does, or wait for each other.
     """
-    _check_files(timeline, machine, None if json_path == "-" else json_path)
+    _check_files(timeline, machine, None if json_path == "-" else json_path, plot=plot)
     loaded = load(scenario, overrides)
     from simulator.validate.torch.job import Job
     from simulator.validate.torch.replay import joined, replay, write_document
@@ -83,6 +86,11 @@ def validate_torch(
     else:
         with _counting(warmup + visits * steps) as count:
             found = replay(job, **where, timeout=timeout, progress=count)
+    if plot:
+        from simulator.validate.torch.plot import overlay
+
+        # cut
+        overlay(found, plot)
     if machine:
         write_document(found.machine, Path(machine))
     if json_path:
@@ -115,13 +123,17 @@ def calibrate(
     click.echo(table_text(table))
 
 
-def _check_files(*paths: str | None) -> None:
+def _check_files(*paths: str | None, plot: str | None = None) -> None:
     """Check before the work that files can be written, and that no two are one."""
     from simulator.files import check_writable
 
-    files = [path for path in paths if path is not None]
+    files = [path for path in (*paths, plot) if path is not None]
     if "" in files:
         raise DescriptionError("an output needs the name of a file")
+    if plot is not None:
+        from simulator.report.palette import check_path
+
+        check_path(plot)
     for path in files:
         check_writable(Path(path))
     check_outputs(None, None, [Path(path) for path in files])

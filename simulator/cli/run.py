@@ -12,6 +12,7 @@ from simulator.cli.options import (
     check_figures,
     check_outputs,
     figure_of,
+    jobs_option,
     load,
     scenario_options,
     write_json,
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 @click.option(
     "--html", metavar="FILE", help="Write the report as one page with a timeline (.html)."
 )
-@click.option("--trace", metavar="FILE", help="Write a Perfetto/Chrome trace (.json, .json.gz).")
+@click.option("--trace", metavar="FILE", help="Write a trace (.pftrace, .json, .json.gz).")
 @click.option(
     "--plot",
     "plots",
     multiple=True,
     metavar="[NAME=]FILE",
-    help="Draw pipeline (the default), breakdown, memory, loader, links, topology or jitter "
-    "(repeatable).",
+    help="Draw pipeline (the default), density, breakdown, roofline, memory, loader, links, "
+    "topology or jitter (repeatable).",
 )
 @click.option(
     "--trace-ranks",
@@ -51,10 +52,11 @@ if TYPE_CHECKING:
               default="compiled", show_default=True, help="All give the same times.")  # fmt: skip
 @click.option("--samples", type=click.IntRange(min=1),
               help="Steps drawn under [jitter], in place of jitter.samples.")  # fmt: skip
+@jobs_option
 def run(
     scenario: str, overrides: tuple[str, ...], json_path: str | None, html: str | None,
     trace: str | None, plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str,
-    samples: int | None,
+    samples: int | None, jobs: int | None,
 ) -> int:  # fmt: skip
     """Simulate SCENARIO and report step time, memory and the bottleneck.
 
@@ -68,15 +70,16 @@ def run(
     loaded = load(scenario, overrides)
     ranks = ranks_of(trace_ranks, loaded.cluster.world_size)
     check_figures([name for name, _ in figures], loaded)
-    if samples is not None and loaded.jitter is None:
-        raise DescriptionError(f"--samples {samples}: {NO_JITTER}")
+    for name, given in (("--samples", samples), ("--jobs", jobs)):
+        if given is not None and loaded.jitter is None:
+            raise DescriptionError(f"{name} {given}: {NO_JITTER}")
     from simulator.api import simulate
 
     result = simulate(loaded, engine=engine, folded=not no_fold)
     from simulator.explore.remedies import find_remedies
 
     remedies = find_remedies(result)
-    jittered = _jittered(result, engine, samples)
+    jittered = _jittered(result, engine, samples, jobs)
     if json_path:
         write_json(
             result.to_dict()
@@ -143,13 +146,15 @@ def _cost_dict(result: Result) -> dict[str, Any]:
     return {"cost": {"step": bill_dict(step), "million_tokens": bill_dict(million)}}
 
 
-def _jittered(result: Result, engine: str, samples: int | None) -> Jittered | None:
+def _jittered(
+    result: Result, engine: str, samples: int | None, jobs: int | None
+) -> Jittered | None:
     """Return the steps under jitter, where a scenario has any."""
     if result.scenario is None or result.scenario.jitter is None:
         return None
     from simulator.jitter import study
 
-    return study(result, engine=engine, samples=samples)
+    return study(result, engine=engine, samples=samples, jobs=jobs)
 
 
 def _jitter_text(jittered: Jittered | None) -> str:

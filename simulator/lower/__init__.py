@@ -22,6 +22,7 @@ from simulator.lower.pairs import pair_takes
 from simulator.lower.pipeline import expand, repeat_steps, without_flush
 from simulator.lower.places import layout, microbatches_begun
 from simulator.lower.replicate import replicate
+from simulator.lower.restore import restore
 from simulator.lower.save import save_state
 from simulator.lower.segments import COMPUTE, Segment
 from simulator.lower.shapes import shapes
@@ -84,6 +85,7 @@ def lower(s: Scenario) -> Program:
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
     steps, costs = warm_up(steps, s, costs)
+    steps, costs = restore(steps, s, costs)
     steps, costs = save_state(steps, s, costs)
     steps, costs = load(steps, s, costs)
     program = replicate(steps, Mesh.of(s.plan), costs, static)

@@ -55,11 +55,11 @@ from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Memory,
 
 SCOPES = (
     "alone", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline", "cp", "ep", "etp",
-    "edp", "pp", "one_sided", "storage",
+    "edp", "pp", "one_sided", "storage", "world",
 )  # fmt: skip
 """Which ranks a joint op joins: none, those along an axis, the tied ends, three times those of a
 shard group, all of a pipeline, those along cp and along three axes of experts, two neighbours,
-itself, itself with storage.
+itself, itself with storage, everybody.
 
 The first ones carry the numbers of their streams.
 """

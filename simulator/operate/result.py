@@ -59,11 +59,18 @@ class Operated:
     scenario: Scenario
     operations: Operations
     job: Job
-    step_time_s: float
+    step_times_s: tuple[float, ...]
+    """Of steps with nothing wrong, one after the other, round and round: samples of it under the
+    scenario's jitter, or one time."""
     seeds: range
     outcome: Outcome
     step: Result | None
     """The simulated step; none where its time was stated."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Mean of the steps with nothing wrong."""
+        return sum(self.step_times_s) / len(self.step_times_s)
 
     @cached_property
     def shares(self) -> Float64:

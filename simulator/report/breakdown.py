@@ -88,6 +88,7 @@ _CATEGORY_OF_WORD = {
     "send": "pp", "recv": "pp", "pipeline": "pp", "unshard": "dp", "reduce": "dp", "shards": "dp",
     "etp": "ep", "edp": "dp", "host": "offload", "fetch": "offload", "storage": "data",
     "worker": "data", "pin": "data", "copy": "data", "snapshot": "save", "write": "save",
+    "restore": "save",
 }  # fmt: skip
 """Categories of streams that have another name."""
 

@@ -29,8 +29,8 @@ STYLES = ("uplot/uPlot.min.css", "style.css")
 SCRIPTS = (
     "uplot/uPlot.iife.min.js", "words.js", "columns.js", "colours.js", "run.js", "view.js",
     "shares.js", "rows.js", "painter.js", "axis.js", "statistics.js", "follow.js", "tip.js",
-    "inspector.js", "marks.js", "controls.js", "timeline.js", "overview.js", "search.js", "memory.js", "links.js",
-    "summary.js", "toolbar.js", "main.js",
+    "inspector.js", "marks.js", "controls.js", "timeline.js", "overview.js", "search.js",
+    "memory.js", "links.js", "summary.js", "toolbar.js", "main.js",
 )  # fmt: skip
 """Files of a page in the order in which browsers run them."""
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import DescriptionError, TrainsimError
-from simulator.explore.pool import cores
 from simulator.files import write_whole
+from simulator.pool import cores
 from simulator.validate.torch.compare import Comparison, compare
-from simulator.validate.torch.job import Job
+from simulator.validate.torch.job import MESSAGES, Job
 from simulator.validate.torch.launch import (
     Ranks,
     check_against_one_process,
@@ -27,7 +27,7 @@ Progress = Callable[[int], None]
 
 SCHEMA_VERSION = 1
 
-SAME = ("model", "layers", "microbatch_size", "sequence_length", "optimizer", "device")
+SAME = ("model", "layers", "tp", "microbatch_size", "sequence_length", "optimizer", "device")
 """What a calibration must have in common with a job that it prices."""
 
 
@@ -155,7 +155,13 @@ def calibrate(
             dict(zip(("bytes", "seconds", "send", "receive"), row, strict=True))
             for row in recording.links.messages
         ],
-        "sums": [dict(zip(("bytes", "seconds"), r, strict=True)) for r in recording.links.sums],
+        **{
+            name: [
+                dict(zip(("bytes", "seconds"), row, strict=True))
+                for row in getattr(recording.links, name)
+            ]
+            for name in ("sums", "peer_sums")
+        },
     }
 
 
@@ -177,11 +183,12 @@ def read_calibration(path: Path, job: Job) -> tuple[Mapping[str, Op], Links, str
             if table["job"][name] != _plain(getattr(job, name))
         ]
         ops = {
-            name: Op(**{**op, "samples": tuple(map(float, op["samples"]))})
+            name: Op(**{**op, "samples": tuple(tuple(map(float, s)) for s in op["samples"])})
             for name, op in table["actions"].items()
         }
         messages = tuple(tuple(row.values()) for row in table["messages"])
-        links = Links(messages, tuple(tuple(row.values()) for row in table["sums"]))
+        sums = (tuple(tuple(r.values()) for r in table[name]) for name in ("sums", "peer_sums"))
+        links = Links(messages, *sums)
         source = f"{path}: {table['measured_at']}, {table['machine']['device']}"
         ranks = int(table["ranks"])
     except OSError as error:
@@ -210,7 +217,12 @@ def timeline_document(recording: Recording) -> dict[str, Any]:
         "steps": list(recording.steps),
         "ranks": [
             {
-                "actions": [str(a) for a in recording.job.list_of(rank)],
+                "parts": [
+                    str(action)
+                    if part.kind in ("work", *MESSAGES.values())
+                    else f"{action} {part.kind}"
+                    for action, part in recording.job.parts(rank)
+                ],
                 "spans": recording.spans[rank].tolist(),
             }
             for rank in range(recording.job.world_size)

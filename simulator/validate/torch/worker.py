@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 
 from simulator.validate.torch import measure
+from simulator.validate.torch.allocation import held_bytes, peak_bytes
 from simulator.validate.torch.device import DEVICES
 from simulator.validate.torch.executor import Executor, Groups
 from simulator.validate.torch.files import POSITION, grads_file, position_file, results_file
 from simulator.validate.torch.job import A_VISIT, REPETITIONS, Job
 from simulator.validate.torch.model import OPTIMIZERS, tokens, whole
+from simulator.validate.torch.peers import part
 
 GIVE_UP = datetime.timedelta(hours=1)
 """Until torch itself ends a wait; whoever started the ranks is quicker."""
@@ -91,6 +93,7 @@ def work(job: Job, rank: int, folder: Path) -> None:
                 "actions": measure.actions(ex, REPETITIONS, lambda n: at(n, -1)),
                 "messages": measure.messages(ex, sizes),
                 "sums": measure.sums(ex, list(measure.SIZES)),
+                "peer_sums": measure.peer_sums(ex, list(measure.SIZES)),
             })  # fmt: skip
         else:
             replay(ex, folder, at, write)
@@ -107,6 +110,7 @@ def replay(
         "machine": machine(job),
         "messages": measure.messages(ex, [job.boundary_bytes]),
         "sums": measure.sums(ex, []),
+        "peer_sums": measure.peer_sums(ex, []),
         "buckets": {stage: [flat.numel() * flat.element_size() for flat in flats]
                     for stage, flats in ex.sums.items()},
     })  # fmt: skip
@@ -118,9 +122,14 @@ def replay(
 
     ex.before_update = keep
 
-    def step(recorded: bool) -> None:
+    def step(recorded: bool, counted: bool = False) -> None:
         number = ex.number
         dist.barrier()
+        if counted:
+            held = ex.held()
+            peak = peak_bytes(lambda: ex.step(lambda position: at(number, position)), held, ex.here)
+            write({"memory": {"held": held_bytes(held), "peak": peak}})
+            return
         spans = ex.step(lambda position: at(number, position))
         losses = {str(m): loss for m, loss in sorted(ex.losses.items())}
         write({"step": number, "recorded": recorded, "losses": losses, "spans": spans})
@@ -131,6 +140,7 @@ def replay(
         if number == 0:
             ex.before_update = None
             torch.save(kept, grads_file(folder, ex.rank))
+    step(recorded=False, counted=True)
     for _ in range(job.visits):
         if job.calibrates:
             write({"actions": measure.actions(ex, A_VISIT)})
@@ -193,9 +203,11 @@ def compare_with_one_process(job: Job, folder: Path) -> None:
         if step == 0:
             mine = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
             for rank in range(job.world_size):
+                index = job.place(rank)[2]
                 for name, grad in torch.load(grads_file(folder, rank)).items():
                     scale = float(mine[name].abs().max())
-                    error = float((grad - mine[name]).abs().max()) / (scale or 1.0)
+                    own = part(job, name, mine[name], index)
+                    error = float((grad - own).abs().max()) / (scale or 1.0)
                     worst["compared"] += 1  # type: ignore[operator]
                     if error >= float(worst["relative"]):  # type: ignore[arg-type]
                         worst |= {"relative": error, "parameter": name}
