@@ -307,3 +307,11 @@ def test_a_page_and_a_trace_cannot_be_one_file(trainsim: Callable[..., Any]) -> 
     code, _, err = trainsim("run", "gpt2-xl-1gpu", "--html", "a.json", "--trace", "a.json")
     assert code == 2
     assert "must end in .html" in err
+
+
+def test_a_measured_run_has_a_page_too(trainsim: Callable[..., Any], tmp_path: Path) -> None:
+    traces = Path(__file__).parent / "traces"
+    files = sorted(traces.glob("own_1f1b_m4_rank*.json"))
+    code, _, err = trainsim("import", "kineto", *files, "--html", "measured.html")
+    assert (code, err) == (0, "")
+    assert "2 ranks" in (tmp_path / "measured.html").read_text(encoding="utf-8")

@@ -11,14 +11,17 @@ from simulator.errors import DescriptionError
 @click.command("kineto")
 @click.argument("files", nargs=-1, required=True, metavar="FILES...")
 @click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
+@click.option(
+    "--html", metavar="FILE", help="Write the report as one page with a timeline (.html)."
+)
 @click.option("--trace", metavar="FILE", help="Write a Perfetto/Chrome trace (.json, .json.gz).")
 @click.option("--plot", "plots", multiple=True, metavar="[NAME=]FILE",
               help="Draw pipeline (the default) or breakdown (repeatable).")  # fmt: skip
 @click.option("--group", "groups", multiple=True, metavar="GROUP=AXIS",
               help="Mesh axis of a process group, as 3=tp (repeatable).")  # fmt: skip
 def import_kineto(
-    files: tuple[str, ...], json_path: str | None, trace: str | None, plots: tuple[str, ...],
-    groups: tuple[str, ...],
+    files: tuple[str, ...], json_path: str | None, html: str | None, trace: str | None,
+    plots: tuple[str, ...], groups: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Report a run from its traces of torch.profiler, one of FILES a rank.
 
@@ -32,7 +35,7 @@ def import_kineto(
         raise DescriptionError(
             f"--plot {wrong[0]}: a measured run has the figures {' and '.join(FIGURES)}"
         )
-    check_outputs(json_path, trace, [path for _, path in figures])
+    check_outputs(json_path, trace, [path for _, path in figures], html)
     for text in groups:
         if "=" not in text[1:]:
             raise DescriptionError(f"--group {text!r}: write GROUP=AXIS, for example 3=tp")
@@ -44,6 +47,8 @@ def import_kineto(
         write_json(measured_dict(measured, result), json_path)
     if json_path != "-":
         click.echo(measured_text(measured, result))
+    if html:
+        result.save_html(html)
     if trace:
         result.save_trace(trace)
     for name, path in figures:

@@ -29,9 +29,13 @@ def memory_of(result: Result) -> tuple[list[dict[str, Any]], Columns]:
     if result.scenario is not None:
         fullest = result.summary.peak_memory_rank
         ranks = [fullest, *(rank for rank in ranks if rank != fullest)]
-    shown, columns = [], {}
-    for number, rank in enumerate(ranks):
+    shown: list[dict[str, Any]] = []
+    columns: Columns = {}
+    for rank in ranks:
         ticks, parts = memory_parts(result, rank)
+        if not parts:
+            continue
+        number = len(shown)
         kept = moments(ticks, sum(parts.values(), np.zeros(len(ticks))))
         columns[f"memory{number}"] = ticks[kept]
         for name, held in parts.items():

@@ -45,6 +45,7 @@ def facts(result: Result) -> dict[str, Any]:
     return {
         "name": s.name if s is not None else result.title,
         "lines": _lines(s),
+        "about": _about(result),
         "window": [begin, end],
         "makespan": result.times.makespan,
         "ranks": result.tiled.num_ranks,
@@ -60,7 +61,7 @@ def facts(result: Result) -> dict[str, Any]:
         "sized": s is not None,
         "capacity": result.summary.memory_capacity_bytes if s else 0,
         "placeWord": "stage" if max(map(len, result.stages), default=1) == 1 else "position",
-        "noLinks": NO_LINKS if s else "A bare schedule has no cluster, and so no links.",
+        "noLinks": NO_LINKS if s else "No cluster is described, and so no links.",
         "places": _places(result),
         "flows": [_flow(use) for use in result.flows],
         "assumptions": assumptions(s) if s else [],
@@ -74,6 +75,14 @@ def _lines(s: Scenario | None) -> list[list[str]]:
         return []
     lines = (re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in headline(s)[1:])
     return [pair for pair in lines if len(pair) == 2]
+
+
+def _about(result: Result) -> str:
+    """Return what is known of a run that no scenario describes."""
+    if result.scenario is not None:
+        return ""
+    count = result.tiled.num_ranks
+    return f"{count:,} rank{'s' * (count > 1)}" + ", stated times" * bool(result.actions)
 
 
 def _metrics(result: Result, s: Scenario) -> list[Metric]:
@@ -108,13 +117,14 @@ def _bare_metrics(result: Result) -> list[Metric]:
     fraction = float(b.bubble_fraction.mean())
     ratio = b.bubble.sum() / max(1, b.of("forward", "backward", "optimizer").sum())
     peak = float(result.memory.peak.max(initial=0.0))
-    return [
-        Metric("step time", f"{result.step_time_s:g} s", "", result.step_time_s, -1),
+    out = [
+        Metric("step time", format_seconds(result.step_time_s), "", result.step_time_s, -1),
         Metric("bubble", f"{fraction:.1%}", f"{ratio:.1%} of the work", fraction, -1),
-        Metric(
-            "activations in flight", f"{peak:.0f}", "microbatches, on the fullest rank", peak, -1
-        ),
     ]
+    if peak > 0:
+        where = "microbatches, on the fullest rank"
+        out.append(Metric("activations in flight", f"{peak:.0f}", where, peak, -1))
+    return out
 
 
 def _verdict(m: Summary) -> str:
@@ -148,7 +158,9 @@ def _places(result: Result) -> list[dict[str, Any]]:
 
 def _held(result: Result, most: float) -> str:
     """Return the memory of a rank in words; a bare schedule counts microbatches."""
-    return format_bytes(most) if result.scenario is not None else f"keeps {most:.0f}"
+    if result.scenario is not None:
+        return format_bytes(most)
+    return f"keeps {most:.0f}" if most else ""
 
 
 def _flow(use: FlowUse) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 "use strict";
 // Puts the page together once its data are unpacked.
 
+const NO_MEMORY = "Nothing is known of this run's memory.";
+
 class Page {
   constructor(runs, named) {
     this.runs = runs;
@@ -22,12 +24,13 @@ class Page {
     const { runs, colours, timelines } = this;
     const communication = runs.map((run, k) => [this.name(k), flowsOf(run, colours)]);
     const links = (k) => this.maps[k]?.element ?? aside(runs[k].about.noLinks);
+    const memory = (k) => (runs[k].about.memory.length ? this.charts[k].element : aside(NO_MEMORY));
     const assumed = element("div", { class: "assumed" }, assumptionsOf(runs));
     const bar = toolbarOf(timelines, this.view, colours, this.search);
     main.replaceChildren(
       this.summary,
       section("Timeline", "timeline", bar, this.board()),
-      this.both("Memory in the last step", "memory", (k) => this.charts[k].element),
+      this.both("Memory in the last step", "memory", memory),
       this.both("Links in the last step", "links", links),
       section("Communication", "communication", communication),
       section("Assumptions and notes", "assumptions", assumed),

@@ -35,6 +35,7 @@ class MemoryChart {
   /** Draw the rank that is chosen. */
   build() {
     const { run, colours } = this;
+    if (!run.about.memory.length) return;
     const number = Number(this.choice.value);
     const { parts } = run.about.memory[number];
     const unit = run.about.sized ? GB : 1;

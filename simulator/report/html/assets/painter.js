@@ -2,7 +2,7 @@
 // Draws the rows of a timeline: ops where they can be seen, shares of pixels elsewhere.
 
 const MERGED = 6; // pixels below which touching ops of one action are drawn as one
-const NAMED = 56; // pixels from which an op is named in full
+const NAMED = 110; // pixels from which an op is named in full
 const DIM = 0.22; // strength of ops beside those that are brought out
 const LEGIBLE = 8; // pixels from which the height of a share can be read
 

@@ -33,7 +33,7 @@ function section(title, id, ...content) {
 }
 
 function headOf(run, letter) {
-  const { name, lines, verdict, owners, ranks } = run.about;
+  const { name, lines, verdict, owners, about } = run.about;
   const title = [letter ? element("b", { class: "letter" }, letter) : null, name];
   const owned = owners.map(([owner, share]) => `${owner} ${percent(share)}`).join(" · ");
   const bottleneck = [element("b", {}, "Bottleneck "), verdict];
@@ -44,7 +44,7 @@ function headOf(run, letter) {
     element("h1", {}, title),
     definitions("what", lines),
     verdict ? element("p", { class: "verdict" }, bottleneck, shares) : null,
-    lines.length ? null : aside(`${ranks} ranks, stated times`),
+    about ? aside(about) : null,
   );
 }
 
@@ -101,8 +101,8 @@ function timesOf(runs, colours) {
     const bar = (label, shares, note, high) =>
       barOf(label, shares, note, high, about.stepTime / longest, categories, colours);
     if (runs.length > 1)
-      out.push(bar(`${LETTERS[k]}: mean`, about.meanShares, about.metrics[0].text, "thick"));
-    else out.push(bar("mean of all ranks", about.meanShares, "% of the step", "thick"));
+      out.push(bar(`${LETTERS[k]}: all ranks`, about.meanShares, about.metrics[0].text, "thick"));
+    else out.push(bar("all ranks", about.meanShares, "% of the step", "thick"));
     if (about.places.length === 1) continue;
     const places = about.places.map((place) => bar(place.name, place.shares, place.memory, "thin"));
     const open = runs.length === 1 && places.length <= 16;

@@ -34,7 +34,9 @@ function zoomOf(view) {
 
 /** Return the choice between a row a place and a row a rank. */
 function rowsOf(timelines) {
-  const options = { [timelines[0].run.about.placeWord]: false, rank: true };
+  const { run } = timelines[0];
+  const one = run.numPlaces > 1 ? run.about.placeWord : "one";
+  const options = { [one]: false, rank: true };
   return choice("Rows", options, timelines[0].rows.ranks, (ranks) => {
     for (const timeline of timelines) {
       timeline.rows.ranks = ranks;
