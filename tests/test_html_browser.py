@@ -230,6 +230,25 @@ def test_enter_goes_to_the_next_match_and_escape_clears(small: Shown) -> None:
     assert small.js("trainsim.timelines[0].painter.mask") is None
 
 
+def test_searching_for_a_rank_shows_it(
+    show: Callable[..., Shown], results: dict[str, Result]
+) -> None:
+    seen = show(results["llama-3-8b-3d"])
+    seen.page.locator(".search input").fill("rank 37 F2")
+    ranks = "trainsim.timelines[0].rows.list.map((row) => row.rank)"
+    p = seen.result.tiled
+    place = int(np.nonzero(p.tile_ranks == 37)[0][0])
+    count = int(((p.rank == place) & (p.action == 0) & (p.microbatch == 2) & ~p.is_flow).sum())
+    api.expect(seen.page.locator(".search output")).to_have_text(f"{count} ops")
+    assert 37 in seen.js(ranks)
+
+
+def test_the_op_that_is_found_can_be_followed_by_keys_alone(small: Shown) -> None:
+    for key in ("/", "B", "1", "2", "Enter", "Tab", "f"):
+        small.page.keyboard.press(key)
+    assert small.js("trainsim.view.followed.microbatch") == 12
+
+
 def test_a_selected_range_shows_what_ranks_do_in_it(small: Shown) -> None:
     box = small.plot()
     small.page.mouse.move(box["x"] + 300, box["y"] + 10)  # on the axis
@@ -291,7 +310,7 @@ def test_all_of_1024_ranks_can_be_seen_with_a_picture_a_stage(
     seen.page.get_by_role("button", name="rank", exact=True).click()
     seen.settle()
     assert seen.js("trainsim.timelines[0].rows.list.length") == 1024
-    assert seen.js("trainsim.timelines[0].painter.strips.size") <= 8
+    assert seen.js("trainsim.timelines[0].painter.strips.seen.size") <= 8
     seen.js("trainsim.view.zoom(0.001)")
     seen.settle()
     assert seen.js("trainsim.timelines[0].painter.drawn") <= 1024

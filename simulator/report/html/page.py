@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 SUFFIXES = (".html", ".htm")
 """How the name of a page ends."""
 
-STYLES = ("uplot/uPlot.min.css", "style.css")
+STYLES = ("uplot/uPlot.min.css", "style.css", "timeline.css")
 SCRIPTS = (
     "uplot/uPlot.iife.min.js", "words.js", "columns.js", "colours.js", "run.js", "view.js",
-    "shares.js", "rows.js", "painter.js", "axis.js", "statistics.js", "follow.js", "tip.js",
-    "inspector.js", "marks.js", "controls.js", "timeline.js", "overview.js", "search.js",
-    "memory.js", "links.js", "summary.js", "toolbar.js", "main.js",
+    "shares.js", "rows.js", "strips.js", "painter.js", "axis.js", "statistics.js", "follow.js",
+    "tip.js", "inspector.js", "marks.js", "controls.js", "timeline.js", "overview.js",
+    "search.js", "memory.js", "links.js", "summary.js", "toolbar.js", "main.js",
 )  # fmt: skip
 """Files of a page in the order in which browsers run them."""
 

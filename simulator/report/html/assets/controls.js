@@ -106,7 +106,17 @@ class Controls {
     } else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
       event.preventDefault();
       view.pan((event.deltaX || event.deltaY) / timeline.width);
-    }
+    } else this.hint();
+  }
+
+  /** Say for a moment how to zoom, to those who turn the wheel alone. */
+  hint() {
+    const { hint } = this.timeline;
+    hint.hidden = false;
+    clearTimeout(this.hinted);
+    this.hinted = setTimeout(() => {
+      hint.hidden = true;
+    }, 1200);
   }
 
   key(event) {

@@ -25,7 +25,7 @@ const HELP = [
   ["Shift + drag", "select a range; also on the axis"],
   ["Click an op", "follow its microbatch"],
   ["Click a name", "show the ranks of a stage"],
-  ["/", "search"],
+  ["/", "search; F follows what is found"],
   ["R", "select what is seen"],
   ["0", "the whole step"],
   ["Esc", "clear"],

@@ -79,7 +79,9 @@ class Page {
 
   onKey(event) {
     if (/INPUT|SELECT/.test(event.target.tagName)) return;
+    const { chosen } = this.view;
     if (event.key === "Escape") this.clear();
+    if (event.key === "f" && chosen) chosen.timeline.choose(chosen);
     if (event.key !== "/") return;
     event.preventDefault();
     this.search.input.focus();

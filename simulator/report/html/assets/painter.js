@@ -4,6 +4,7 @@
 const MERGED = 6; // pixels below which touching ops of one action are drawn as one
 const NAMED = 110; // pixels from which an op is named in full
 const DIM = 0.22; // strength of ops beside those that are brought out
+const LEVELS = 12; // strengths of a low lane that are told apart
 const LEGIBLE = 8; // pixels from which the height of a share can be read
 
 class Painter {
@@ -11,14 +12,15 @@ class Painter {
     Object.assign(this, { run, view, colours });
     this.mask = null; // { byPlace: Map place -> sorted rows } of ops to bring out
     this.drawn = 0; // rectangles of the last picture
+    this.strips = new Strips(run, view, colours);
   }
 
   /** Draw rows into a canvas whose plot begins at `left`, `top`, and is `width` wide. */
   paint(context, rows, { left, top, width, height, scroll }) {
     this.context = context;
     this.width = Math.max(1, Math.round(width));
-    this.strips = new Map();
     this.drawn = 0;
+    this.strips.begin(this.mask);
     context.save();
     context.beginPath();
     context.rect(left, top, width, height);
@@ -169,73 +171,27 @@ class Painter {
     for (const [kind, share] of shares) {
       if (view.hidden.has(run.kinds[kind])) continue;
       const colour = colours.of(run.kinds[kind]);
-      for (let x = 0; x < width; x++) {
-        if (share[x] < 0.004) continue;
-        context.globalAlpha = whole * Math.min(1, 0.2 + 0.8 * share[x]);
-        this.rect(colour, x, y, 1, height);
+      const levelAt = (x) =>
+        share[x] < 0.004 ? 0 : Math.min(1 + Math.floor(LEVELS * share[x]), LEVELS);
+      let level = levelAt(0);
+      for (let x = 1, from = 0; x <= width; x++) {
+        const next = x < width ? levelAt(x) : -1;
+        if (next === level) continue;
+        context.globalAlpha = whole * (0.2 + (0.8 * level) / LEVELS);
+        if (level) this.rect(colour, from, y, x - from, height);
+        [from, level] = [x, next];
       }
     }
     context.globalAlpha = whole;
   }
 
-  /** Draw a compact row: a pixel is the kind that has most of it, as strong as ranks are busy. */
+  /** Draw a compact row as a strip, which rows of one sheet share. */
   paintStrip(row) {
     const [lane] = row.lanes;
-    if (!this.strips.has(row.sheet)) this.strips.set(row.sheet, this.strip(row.sheet, lane.parts));
+    const { picture, from, width } = this.strips.of(row.sheet, lane.parts, this.width);
     this.context.imageSmoothingEnabled = false;
-    this.context.drawImage(this.strips.get(row.sheet), 0, row.y + lane.y, this.width, lane.height);
+    const y = row.y + lane.y;
+    this.context.drawImage(picture, from, 0, width, 1, 0, y, this.width, lane.height);
     this.drawn++;
-  }
-
-  /**
-   * Return a picture of a sheet, a pixel high: the kind that has most of a pixel's time, as strong
-   * as the rank is busy; communication counts where the rank computes nothing.
-   */
-  strip(sheet, lanes) {
-    const { run, view, colours, width } = this;
-    const busy = new Float32Array(width);
-    const most = new Float32Array(width);
-    const winner = new Int16Array(width).fill(NONE);
-    for (const lane of lanes) {
-      const shares = sharesOf(run, sheet, lane.tracks, view.from, view.to, width);
-      const free = lane.name === "compute" ? null : busy.slice();
-      for (const [kind, share] of shares) {
-        if (view.hidden.has(run.kinds[kind])) continue;
-        for (let x = 0; x < width; x++) {
-          const part = free ? share[x] * (1 - free[x]) : share[x];
-          busy[x] = Math.min(busy[x] + part, 1);
-          if (part > most[x]) [most[x], winner[x]] = [part, kind];
-        }
-      }
-    }
-    const canvas = new OffscreenCanvas(width, 1);
-    const context = canvas.getContext("2d");
-    const image = context.createImageData(width, 1);
-    const ground = colours.idleChannels;
-    const tints = run.kinds.map((kind) => channels(colours.of(kind)));
-    for (let x = 0; x < width; x++) {
-      const tint = winner[x] === NONE ? ground : tints[winner[x]];
-      const strength = busy[x] * (this.mask ? DIM : 1);
-      for (let c = 0; c < 3; c++)
-        image.data[4 * x + c] = ground[c] + (tint[c] - ground[c]) * strength;
-      image.data[4 * x + 3] = 255;
-    }
-    if (this.mask && sheet.exact) this.stripMask(sheet, image.data);
-    context.putImageData(image, 0, 0);
-    return canvas;
-  }
-
-  /** Mark the ops that are brought out in a picture of a sheet. */
-  stripMask(sheet, data) {
-    const { run, view, colours, width } = this;
-    const scale = width / (view.to - view.from);
-    for (const i of this.mask.get(sheet.place) ?? []) {
-      const kind = run.kinds[run.columns.kind[sheet.from + i]];
-      if (sheet.end[i] < view.from || sheet.start[i] > view.to || view.hidden.has(kind)) continue;
-      const tint = channels(colours.of(kind));
-      const first = Math.max(Math.floor((sheet.start[i] - view.from) * scale), 0);
-      const last = Math.min(Math.ceil((sheet.end[i] - view.from) * scale), width);
-      for (let x = first; x < last; x++) data.set(tint, 4 * x);
-    }
   }
 }

@@ -92,7 +92,7 @@ class Search {
     this.find();
   }
 
-  /** Bring out what is asked for, and count it. */
+  /** Bring out what is asked for, and count it; a rank that is named is shown. */
   find() {
     this.asked = this.input.value;
     this.hits = [];
@@ -100,6 +100,8 @@ class Search {
     let count = 0;
     for (const timeline of this.timelines) {
       const wanted = wantedBy(timeline.run, this.asked);
+      const tile = timeline.run.tileOf[/\brank[ :=]*(\d+)/i.exec(this.asked)?.[1]];
+      if (tile !== undefined) timeline.showReplica(tile);
       count += timeline.bringOut(wanted);
       if (wanted) this.hits.push(...hitsOf(timeline));
     }

@@ -152,6 +152,7 @@ function flowsOf(run, colours) {
 /** Return what was assumed: of two runs first what only one of them assumes. */
 function assumptionsOf(runs) {
   const [a, b] = runs.map(({ about }) => [...about.notes, ...about.assumptions]);
+  if (!a.length && !b?.length) return aside("Nothing is assumed.");
   if (!b)
     return [listOf("Notes", runs[0].about.notes), listOf("Assumed", runs[0].about.assumptions)];
   const missing = (some) => (text) => !some.includes(text);

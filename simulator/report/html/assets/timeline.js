@@ -36,7 +36,8 @@ class Timeline {
       this.stage,
       this.spacer,
     );
-    this.element = element("div", { class: "timeline" }, this.scroller, this.tip);
+    this.hint = element("div", { class: "hint", hidden: true }, "Ctrl and the wheel zoom");
+    this.element = element("div", { class: "timeline" }, this.scroller, this.tip, this.hint);
     this.controls = new Controls(this);
   }
 
