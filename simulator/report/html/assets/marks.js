@@ -23,6 +23,7 @@ function drawNames(timeline, context) {
     if (opens) context.fillText(rows.open.has(row.place) ? "▾" : "▸", 3, middle);
     context.fillText(cut(context, name, left - x - 4), x, middle);
     free = middle + (row.compact ? 13 : 0);
+    if (!row.compact && timeline.view.everyStream) drawStreams(timeline, context, row, y);
     if (!more) continue;
     context.fillStyle = colours.faint;
     if (row.height >= 32) {
@@ -31,6 +32,17 @@ function drawNames(timeline, context) {
     } else if (row.compact && rows.ranks && left > 100) context.fillText(more, 74, middle);
   }
   context.restore();
+}
+
+/** Write the streams of a row's lanes right before them. */
+function drawStreams({ left, colours, run }, context, row, y) {
+  context.fillStyle = colours.faint;
+  context.font = "9px system-ui, sans-serif";
+  context.textAlign = "right";
+  for (const lane of row.lanes)
+    if (lane.name !== "compute")
+      context.fillText(run.tracks[lane.tracks[0]], left - 5, y + lane.y + lane.height / 2);
+  context.textAlign = "left";
 }
 
 /** Draw the selection, the way of a microbatch, the ops chosen and pointed at, and the moment. */

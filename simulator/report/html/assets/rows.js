@@ -6,7 +6,7 @@ const ROOM = 420; // pixels that a few rows share
 const LANE = 5; // height of a lane of communication where it shares a row
 const GAP = 8;
 const APART = 6; // between the ranks of one stage and those of the next
-const STREAM = 9; // height of a lane of one stream
+const STREAM = 10; // height of a lane of one stream
 const SCREEN = 900; // pixels that rows of many ranks take, a pixel each at least
 
 class Rows {

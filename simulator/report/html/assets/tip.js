@@ -22,14 +22,12 @@ function showTip(timeline, hover, at) {
 function describe(timeline, { row, lane, i }, at) {
   const { run } = timeline;
   if (i !== undefined) {
-    const { sheet } = row;
     const facts = opFacts(run, row, i);
+    if (facts.stream === "compute") delete facts.stream;
+    const said = ["rank", "stream", "microbatch", "layer", "takes", "starts", "payload"];
     return [
-      run.label(sheet.from + i),
-      ...["rank", "microbatch", "layer", "takes", "starts"]
-        .filter((k) => facts[k])
-        .map((k) => `${k} ${facts[k]}`),
-      ...(facts.payload ? [`payload ${facts.payload}`] : []),
+      facts.op,
+      ...said.filter((name) => facts[name]).map((name) => `${name} ${facts[name]}`),
     ];
   }
   return densityFacts(timeline, row, lane, at);
