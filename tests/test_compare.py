@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kineto_traces import Rank
 
 from simulator import load, simulate, simulate_schedule
 from simulator.describe.cost import Cost
@@ -19,8 +20,6 @@ from simulator.explore.compare.inputs import collapsed
 from simulator.explore.compare.plot import comparison_figure
 from simulator.explore.compare.side import rounded
 from simulator.explore.compare.text import NUMBERS, comparison_dict
-from simulator.report.overlap import CATEGORIES, occupancy
-from simulator.timeline import Timeline
 
 
 def bare(microbatches: int, **more: Any) -> Side:
@@ -81,13 +80,13 @@ def test_differences_add_up_to_that_of_the_steps(found: Comparison, attribute: s
 def test_parts_add_up_whatever_the_run(scenario_of: Callable[..., Any], changes: Any) -> None:
     s = scenario_of(plan={"pp": 2, "dp": 2}, run=changes)
     side = Side.of_result(simulate(s))
-    assert sum(side.waits.values()) == sum(side.runs.values()) == side.step
+    assert sum(side.parts.values()) == side.step
 
 
 def test_parts_of_replicas_that_are_not_in_step_add_up_too(scenario_of: Callable[..., Any]) -> None:
     plan = {"dp": 4, "gradient_exchange": "parameter_server", "servers": 1, "staleness": 1}
     side = Side.of_result(simulate(scenario_of(plan=plan, run={"num_steps": 4})))
-    assert sum(side.waits.values()) == side.step
+    assert sum(side.parts.values()) == side.step
     assert side.path is None
 
 
@@ -164,7 +163,7 @@ def test_memory_parts_add_up_to_what_is_allocated_on_the_fullest_rank(found: Com
 
 def test_kernels_add_up_to_the_work_of_a_rank(found: Comparison) -> None:
     for side in (found.a, found.b):
-        work = sum(side.waits[name] for name in ("forward", "backward", "optimizer")) / 1e12
+        work = sum(side.parts[name] for name in ("forward", "backward", "optimizer")) / 1e12
         assert sum(side.ops.values()) == pytest.approx(work, rel=1e-9)
 
 
@@ -183,54 +182,87 @@ def test_every_number_has_a_name_in_words(found: Comparison) -> None:
 
 
 @pytest.fixture
-def measured(op: Callable[..., Any], program_of: Callable[..., Any]) -> Side:
-    # Compute 0..10, then a collective 5..20 beside it; nothing says that anything waited for it.
-    program, _ = program_of([
-        op(0, 10, action="F"), op(0, 15, stream="nccl 7", joint="a", name="all_reduce"),
-        op(1, 4, action="B"), op(1, 15, stream="nccl 7", joint="a", name="all_reduce"),
-    ])  # fmt: skip
-    start = np.array([0, 5, 0, 5], np.int64)
-    return Side.of_run(program, Timeline(start, start + np.array([10, 15, 4, 15])), "measured")
+def measured(tmp_path: Path) -> Path:
+    # Two ranks compute 100 us, sum gradients for 40 us, and update for 10 us.
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for r in range(2):
+        rank = Rank(r, 2)
+        rank.kernel("gemm", 0, 100)
+        rank.collective("allreduce", 100, 40)
+        rank.range("Optimizer.step#Adam.step", 139, 12)
+        rank.kernel("adam", 140, 10)
+        rank.save(folder)
+    return folder
 
 
-def test_of_a_measured_run_communication_is_exposed_where_no_work_runs(measured: Side) -> None:
-    seen = occupancy(measured.result.program, measured.result.timeline, 0, 20)
-    of = dict(zip(CATEGORIES, seen.ticks.tolist(), strict=True))
-    assert (of["forward"], of["backward"]) == ([10, 0], [0, 4])
-    assert (of["communication"], of["idle"]) == ([10, 15], [0, 1])
-    assert seen.overlap == 5 / 30
-
-
-def test_what_runs_is_cut_at_the_window(measured: Side) -> None:
-    seen = occupancy(measured.result.program, measured.result.timeline, 8, 12)
-    of = dict(zip(CATEGORIES, seen.ticks.tolist(), strict=True))
-    assert (of["forward"], of["communication"]) == ([2, 0], [2, 4])
-
-
-def test_a_simulated_step_is_compared_with_a_measured_one_by_what_runs(
-    scenarios: tuple[Side, Side],
+def test_a_scenario_is_compared_with_a_measured_run(
+    trainsim: Callable[..., Any], measured: Path
 ) -> None:
-    simulated = scenarios[0]
-    again = Side.of_run(simulated.result.program, simulated.result.timeline, "replayed")
-    c = compare(simulated, again)
-    assert not c.by_waiting
-    assert {p.difference for p in c.parts} == {0}
-    assert (c.path, c.ops, c.inputs) == (None, (), ())
-    assert "by what runs" in str(c)
+    code, out, err = trainsim("compare", measured, "gpt2-xl-ddp", "--json", "-")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    parts = {p["name"]: p["a"] / 1e6 for p in document["parts_ticks"] if p["a"]}
+    assert parts == {"forward": 100, "optimizer": 10, "dp": 40}
+    assert (
+        sum(p["difference"] for p in document["parts_ticks"]) == (document["step_difference_ticks"])
+    )
+    # What only scenarios know is not compared.
+    assert (document["critical_path_ticks"], document["inputs"]) == (None, [])
+    assert (document["ops_s"], document["memory_bytes"]) == ([], [])
 
 
-def test_streams_without_an_axis_make_all_communication_one_part(
-    scenarios: tuple[Side, Side], measured: Side
+def test_two_measured_runs_are_compared_by_kernel(
+    trainsim: Callable[..., Any], measured: Path, tmp_path: Path
 ) -> None:
-    names = [p.name for p in compare(scenarios[0], measured).parts]
-    assert "communication" in names
-    assert not {"tp", "pp", "dp"} & set(names)
+    other = tmp_path / "slower"
+    other.mkdir()
+    for r in range(2):
+        rank = Rank(r, 2)
+        rank.kernel("gemm", 0, 130)
+        rank.save(other)
+    _, out, _ = trainsim("compare", measured, other, "--json", "-")
+    ops = {o["name"]: o["difference"] for o in json.loads(out)["ops_s"]}
+    assert ops == pytest.approx({"gemm": 30e-6, "adam": -10e-6})
+
+
+def test_a_measured_side_says_what_its_parts_rest_on(
+    trainsim: Callable[..., Any], measured: Path
+) -> None:
+    _, out, _ = trainsim("compare", measured, "gpt2-xl-ddp")
+    assert "measured, 2 ranks" in out
+    assert "what a measured op waited for is read off its times" in out
+
+
+def test_an_axis_can_be_given_to_a_group_of_a_measured_run(
+    trainsim: Callable[..., Any], measured: Path
+) -> None:
+    _, out, _ = trainsim("compare", measured, "gpt2-xl-ddp", "--group", "0=tp", "--json", "-")
+    assert {p["name"] for p in json.loads(out)["parts_ticks"] if p["a"]} >= {"tp"}
+
+
+@pytest.mark.parametrize(("arguments", "reason"), [
+    (["--set-a", "plan.tp=2"], "'plan.tp=2' cannot change"),
+    (["--group", "tp"], "--group 'tp': write GROUP=AXIS"),
+])  # fmt: skip
+def test_what_a_measured_run_cannot_have_is_refused(
+    trainsim: Callable[..., Any], measured: Path, arguments: list[str], reason: str
+) -> None:
+    code, out, err = trainsim("compare", measured, "gpt2-xl-ddp", *arguments)
+    assert (code, out) == (2, "")
+    assert reason in err
+
+
+def test_a_group_without_a_measured_run_is_refused(trainsim: Callable[..., Any]) -> None:
+    code, _, err = trainsim("compare", "gpt2-xl-1f1b", "gpt2-xl-ddp", "--group", "0=tp")
+    assert code == 2
+    assert "there is none" in err
 
 
 def test_folding_moves_no_part(scenario_of: Callable[..., Any]) -> None:
     s = scenario_of(plan={"pp": 2, "dp": 2, "tp": 2})
     folded, whole = (Side.of_result(simulate(s, folded=f)) for f in (True, False))
-    assert (folded.waits, folded.runs) == (whole.waits, whole.runs)
+    assert folded.parts == whole.parts
 
 
 def test_the_figure_shows_every_part_and_the_step(found: Comparison) -> None:
@@ -271,4 +303,4 @@ def test_one_scenario_alone_is_refused(trainsim: Callable[..., Any]) -> None:
 
 
 def test_the_document_holds_plain_values_only(found: Comparison) -> None:
-    assert json.loads(json.dumps(comparison_dict(found)))["parts_by"] == "waiting"
+    assert json.loads(json.dumps(comparison_dict(found)))["verdict"] == found.verdict

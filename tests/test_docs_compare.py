@@ -14,7 +14,8 @@ COMMANDS = re.findall(r"^\$ (trainsim .*)$", PAGE, re.MULTILINE)
 
 
 def run(command, folder):
-    arguments = [sys.executable, "-m", "simulator", *shlex.split(command)[1:]]
+    words = [str(ROOT / w) if w.startswith("tests/") else w for w in shlex.split(command)[1:]]
+    arguments = [sys.executable, "-m", "simulator", *words]
     done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr

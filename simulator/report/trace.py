@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from simulator.errors import DescriptionError
 from simulator.files import check_writable, write_whole
-from simulator.report.trace_columns import trace_of
+from simulator.report.trace_columns import Trace, trace_of
 from simulator.report.trace_json import trace_json
 from simulator.report.trace_perfetto import trace_perfetto
 
@@ -25,7 +24,7 @@ MANY_RANKS = 64
 
 PERFETTO = ".pftrace"
 
-SUFFIXES = (".json", ".json.gz", PERFETTO)
+SUFFIXES = (".json", ".json.gz", PERFETTO, f"{PERFETTO}.gz")
 """How the name of a trace ends."""
 
 
@@ -46,14 +45,22 @@ def write_trace(result: Result, path: Path, ranks: Sequence[int] | None = None) 
         if type(rank) is not int or not 0 <= rank < len(shown):
             raise DescriptionError(f"rank {rank!r} lies outside 0..{len(shown) - 1}")
         shown[rank] = True
-    write_whole(path, partial(_write, result, shown))
+    encode = _perfetto if PERFETTO in path.suffixes else _json
+    write_whole(path, partial(_write, encode, trace_of(result, shown)))
 
 
-def _write(result: Result, shown: npt.NDArray[np.bool_], path: Path) -> None:
-    trace = trace_of(result, shown)
-    parts: Iterable[memoryview] = (part.data for part in trace_perfetto(trace))
-    if path.suffix != PERFETTO:
-        parts = [memoryview(trace_json(trace).encode())]
+def _json(trace: Trace) -> Iterator[bytes]:
+    yield trace_json(trace).encode()
+
+
+def _perfetto(trace: Trace) -> Iterator[memoryview]:
+    return (part.data for part in trace_perfetto(trace))
+
+
+def _write(
+    encode: Callable[[Trace], Iterator[bytes | memoryview]], trace: Trace, path: Path
+) -> None:
+    parts = encode(trace)
     with path.open("wb") as file:
         if path.suffix == ".gz":
             # No name and no time inside: the same trace is the same bytes.

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from simulator.explore.compare.inputs import Input, differing
-from simulator.explore.compare.side import OUT_OF_STEP, Side, Ticks
+from simulator.explore.compare.side import OUT_OF_STEP, Side
 from simulator.report.breakdown import BUBBLE, COMMUNICATION
-from simulator.report.overlap import IDLE, OTHER
 from simulator.units import format_bytes, format_seconds, to_seconds
 
 COMPUTING = ("forward", "backward")
@@ -22,8 +21,6 @@ SPOKEN = {
     "offload": "waiting for the host",
     "data": "waiting for data",
     "save": "waiting for the checkpoint",
-    OTHER: "exposed communication",
-    IDLE: "idle time",
     OUT_OF_STEP: "time between the ranks' own steps",
 }
 """Parts of a step as a sentence has them."""
@@ -63,11 +60,6 @@ class Comparison:
         return () if left is None or right is None else differing(left, right)
 
     @property
-    def by_waiting(self) -> bool:
-        """Whether both sides know what their ops wait for, so that idle time has a reason."""
-        return not (self.a.is_measured or self.b.is_measured)
-
-    @property
     def difference(self) -> int:
         """Ticks that B's step is longer."""
         return self.b.step - self.a.step
@@ -75,10 +67,8 @@ class Comparison:
     @cached_property
     def parts(self) -> tuple[Change, ...]:
         """Ticks of a rank's step by part, in the mean; differences add up to `difference`."""
-        a, b = ((s.waits if self.by_waiting else s.runs) for s in (self.a, self.b))
-        if not self.by_waiting and (OTHER in a or OTHER in b):
-            a, b = _one_kind(a), _one_kind(b)
-        return tuple(Change(name, a.get(name, 0), b.get(name, 0)) for name in _in_order(a, b))
+        a, b = self.a.parts, self.b.parts
+        return tuple(Change(n, a.get(n, 0), b.get(n, 0)) for n in SPOKEN if n in a or n in b)
 
     @cached_property
     def path(self) -> tuple[Change, ...] | None:
@@ -111,8 +101,10 @@ class Comparison:
 
     @cached_property
     def memory(self) -> tuple[Change, ...]:
-        """Bytes on the fullest rank by part at its peak."""
+        """Bytes on the fullest rank by part at its peak; none where a side does not say."""
         a, b = self.a.memory, self.b.memory
+        if not (a and b):
+            return ()
         return tuple(Change(n, a.get(n, 0.0), b.get(n, 0.0)) for n in dict.fromkeys([*a, *b]))
 
     @property
@@ -131,20 +123,6 @@ def compare(a: Side, b: Side) -> Comparison:
     return Comparison(a, b)
 
 
-def _one_kind(parts: Ticks) -> Ticks:
-    """Return parts with all communication between devices as one."""
-    out: Ticks = {}
-    for name, ticks in parts.items():
-        of_devices = name in COMMUNICATION and name not in ("offload", "data", "save")
-        name = OTHER if of_devices else name
-        out[name] = out.get(name, 0) + ticks
-    return out
-
-
-def _in_order(a: Ticks, b: Ticks) -> list[str]:
-    return [name for name in SPOKEN if name in a or name in b]
-
-
 def _by_change(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Change, ...]:
     found = [Change(n, a.get(n, 0.0), b.get(n, 0.0)) for n in dict.fromkeys([*a, *b])]
     return tuple(sorted(found, key=lambda c: -abs(c.difference or 0.0)))
@@ -154,8 +132,7 @@ def _numbers(side: Side) -> Iterator[tuple[str, float | None]]:
     """Yield what is known of a side, by a name with its unit."""
     yield "step_time_s", to_seconds(side.step)
     if side.scenario is None:
-        if not side.is_measured:
-            yield "bubble_fraction", float(side.result.breakdown.bubble_fraction.mean())
+        yield "bubble_fraction", float(side.result.breakdown.bubble_fraction.mean())
         return
     summary = side.result.summary
     rate = "images_per_s" if side.scenario.model.reads_images else "tokens_per_s"
@@ -177,8 +154,7 @@ def verdict(c: Comparison) -> str:
     """Return which side trains faster and what the difference of their steps is made of."""
     a, b = (dict(_numbers(side)) for side in (c.a, c.b))
     rate = next((n for n in ("tokens_per_s", "images_per_s") if n in a and n in b), None)
-    work = [s.scenario.run.global_batch_size * s.scenario.sequence_length
-            for s in (c.a, c.b) if s.scenario is not None]  # fmt: skip
+    work = [s.scenario.tokens_per_step for s in (c.a, c.b) if s.scenario is not None]
     text = f"B's step {_length(c)}"
     if rate is not None and len(set(work)) > 1:
         unit = rate.removesuffix("_per_s")

@@ -12,19 +12,14 @@ from matplotlib.patches import Patch
 from simulator.explore.compare.comparison import Comparison
 from simulator.explore.compare.side import OUT_OF_STEP
 from simulator.report import palette
-from simulator.report.overlap import IDLE, OTHER
-from simulator.report.palette import COLOURS, FAINT, INK
+from simulator.report.palette import FAINT, INK
 from simulator.units import UNITS, format_seconds, to_seconds
 
 ROW = 0.3
 """Inches of a bar with its gap."""
 
-PLAIN: dict[str, Any] = {
-    OTHER: {"facecolor": COLOURS["pp"], "edgecolor": FAINT, "linewidth": 0.4},
-    IDLE: {"facecolor": COLOURS["idle"], "edgecolor": FAINT, "linewidth": 0.4},
-    OUT_OF_STEP: {"facecolor": "#ffffff", "edgecolor": FAINT, "linewidth": 0.4},
-}  # fmt: skip
-"""Look of parts that no other figure has."""
+PLAIN: dict[str, Any] = {"facecolor": "#ffffff", "edgecolor": FAINT, "linewidth": 0.4}
+"""Look of `OUT_OF_STEP`, which no other figure has."""
 
 
 def comparison_figure(c: Comparison, path: str | Path | None = None) -> Figure:
@@ -84,4 +79,4 @@ def _changes(c: Comparison, ax: Any, names: list[str]) -> None:
 
 
 def _look(name: str) -> dict[str, Any]:
-    return dict(PLAIN[name]) if name in PLAIN else palette.area(name)
+    return PLAIN if name == OUT_OF_STEP else palette.area(name)

@@ -16,7 +16,6 @@ from simulator.explore.critical import critical_path
 from simulator.hardware.compute import kernel_seconds, work_seconds
 from simulator.lower.memory import more_buffer_bytes, rank_memory
 from simulator.program import OFF_DEVICE, Program, Work
-from simulator.report import overlap
 from simulator.report.breakdown import CATEGORIES
 from simulator.report.memory_text import LASTING
 from simulator.report.result import Result
@@ -42,9 +41,12 @@ class Side:
     is_measured: bool = False
 
     @classmethod
-    def of_run(cls, program: Program, timeline: Timeline, name: str) -> Side:
-        """Return the side of a measured run."""
-        return cls(name, Result(program, timeline, title=name), is_measured=True)
+    def of_run(
+        cls, program: Program, timeline: Timeline, name: str, notes: Sequence[str] = ()
+    ) -> Side:
+        """Return the side of a measured run; notes say what was taken where it says nothing."""
+        result = Result(program, timeline, title=name, notes=tuple(notes))
+        return cls(name, result, is_measured=True)
 
     @classmethod
     def of_result(cls, result: Result, settings: Sequence[str] = ()) -> Side:
@@ -63,20 +65,11 @@ class Side:
         return round(self.result.step_time_s * TICKS_PER_SECOND)
 
     @cached_property
-    def waits(self) -> Ticks:
+    def parts(self) -> Ticks:
         """Mean ticks of a rank by what it does or waits for; they add up to the step."""
-        b = self.result.breakdown
-        return self._parts(CATEGORIES, b.ticks.sum(axis=1).tolist())
-
-    @cached_property
-    def runs(self) -> Ticks:
-        """Mean ticks of a rank by what runs on it; they add up to the step."""
-        seen = overlap.occupancy(self.result.tiled, self.result.times, *self.result.window)
-        return self._parts(overlap.CATEGORIES, seen.ticks.sum(axis=1).tolist())
-
-    def _parts(self, names: tuple[str, ...], sums: list[int]) -> Ticks:
-        ranks = self.result.tiled.num_ranks
-        parts = {name: total / ranks for name, total in zip(names, sums, strict=True) if total}
+        b, ranks = self.result.breakdown, self.result.tiled.num_ranks
+        sums = b.ticks.sum(axis=1).tolist()
+        parts = {name: total / ranks for name, total in zip(CATEGORIES, sums, strict=True) if total}
         parts[OUT_OF_STEP] = (self.step * ranks - sum(sums)) / ranks
         return {name: ticks for name, ticks in rounded(parts, self.step).items() if ticks}
 

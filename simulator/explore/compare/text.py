@@ -37,11 +37,11 @@ NUMBERS: dict[str, tuple[str, Callable[[float], str]]] = {
 }  # fmt: skip
 """How the numbers of a side are called and written."""
 
-BY_WAITING = "mean of a rank's step, by what it does or waits for"
-BY_RUNNING = (
-    "mean of a rank's step, by what runs (communication only where no work runs; a measured run "
-    "does not say what waits for what, and its collectives include the wait for late members)"
+LATE = (
+    "what a measured op waited for is read off its times: a call that ended in the gap before it, "
+    "counted from when its last member was there"
 )
+"""What parts of a measured step rest on."""
 
 
 def comparison_text(c: Comparison) -> str:
@@ -50,7 +50,7 @@ def comparison_text(c: Comparison) -> str:
         "\n".join([f"A  {_title(c.a)}", f"B  {_title(c.b)}", "", f"  {c.verdict}"]),
         _inputs(c),
         _table("", [_row(n, *NUMBERS[n.name]) for n in c.numbers]),
-        _table(BY_WAITING if c.by_waiting else BY_RUNNING, _sums(c.parts, _ticks)),
+        _table("mean of a rank's step, by what it does or waits for", _sums(c.parts, _ticks)),
         _path(c),
         _table("kernels that changed most, a rank", _seconds(c.ops)),
         _table("transfers that changed most, a rank, exposed or not", _seconds(c.flows)),
@@ -131,8 +131,10 @@ def _table(title: str, rows: list[list[str]]) -> str:
 
 def _assumed(c: Comparison) -> list[str]:
     """Return what each side assumes, what both assume once."""
-    lists = [assumptions(s.scenario) + list(s.result.notes) if s.scenario else []
-             for s in (c.a, c.b)]  # fmt: skip
+    lists = [
+        [*(assumptions(s.scenario) if s.scenario else [LATE] * s.is_measured), *s.result.notes]
+        for s in (c.a, c.b)
+    ]
     both = [line for line in lists[0] if line in lists[1]]
     out = []
     for head, lines in (
@@ -155,7 +157,6 @@ def comparison_dict(c: Comparison) -> dict[str, Any]:
         "inputs": [{"key": i.key, "a": i.a, "b": i.b} for i in c.inputs],
         "numbers": _changes(c.numbers),
         "step_difference_ticks": c.difference,
-        "parts_by": "waiting" if c.by_waiting else "running",
         "parts_ticks": _changes(c.parts),
         "critical_path_ticks": None if c.path is None else _changes(c.path),
         "ops_s": _changes(c.ops),
