@@ -287,6 +287,19 @@ def test_a_page_of_64_ranks_that_all_differ_is_small() -> None:
     assert len(page_text([replace(result, times=times)])) < 3e6
 
 
+def test_two_runs_of_one_scenario_are_told_apart_by_their_names(
+    trainsim: Callable[..., Any], tmp_path: Path
+) -> None:
+    change = "plan.microbatch_size=4"
+    code, _, err = trainsim("compare", "gpt2-xl-1gpu", "--set", change, "--html", "both.html")
+    assert (code, err) == (0, "")
+    text = (tmp_path / "both.html").read_text(encoding="utf-8")
+    title = re.search("<title>(.*)</title>", text)
+    assert title is not None
+    before, after = title[1].split(" against ")
+    assert after == f"{before}, {change}"
+
+
 def test_three_results_are_too_many(result: Result, tmp_path: Path) -> None:
     with pytest.raises(DescriptionError, match="one result or two side by side, not 3"):
         save_html([result] * 3, tmp_path / "a.html")

@@ -122,13 +122,13 @@ def check_outputs(
         raise DescriptionError("two outputs have the same name; give each its own")
 
 
-def check_report(json_path: str | None, plot: str | None) -> None:
-    """Check before the work what a verb of one document and one figure writes."""
+def check_report(json_path: str | None, plot: str | None, html: str | None = None) -> None:
+    """Check before the work what a verb of one document, one figure and one page writes."""
     if plot is not None:
         from simulator.report.palette import check_path
 
         check_path(plot)
-    check_outputs(json_path, None, [Path(plot)] if plot else [])
+    check_outputs(json_path, None, [Path(plot)] if plot else [], html)
 
 
 def write_json(document: dict[str, Any], target: str) -> None:

@@ -37,12 +37,15 @@ SCRIPTS = (
 MOST_RUNS = 2
 
 
-def save_html(results: Result | Sequence[Result], path: str | Path) -> None:
+def save_html(
+    results: Result | Sequence[Result], path: str | Path, *, names: Sequence[str] = ()
+) -> None:
     """Write a page of one result, or of two side by side, that any browser opens offline.
 
     Args:
         results: a result, or two to compare; of two the second is set against the first.
         path: a file whose name ends in ``.html``.
+        names: what the results are called, in place of their scenarios' names.
 
     Raises:
         DescriptionError: when the file cannot be written there, there are more than two results,
@@ -52,7 +55,7 @@ def save_html(results: Result | Sequence[Result], path: str | Path) -> None:
     if not 1 <= len(shown) <= MOST_RUNS:
         raise DescriptionError(f"a page shows one result or two side by side, not {len(shown)}")
     check_writable(Path(path), SUFFIXES)
-    text = page_text(shown)
+    text = page_text(shown, names)
     write_whole(Path(path), lambda to: _write(to, text))
 
 
@@ -60,9 +63,11 @@ def _write(path: Path, text: str) -> None:
     path.write_bytes(text.encode("utf-8"))
 
 
-def page_text(results: Sequence[Result]) -> str:
+def page_text(results: Sequence[Result], names: Sequence[str] = ()) -> str:
     """Return the text of a page; the same results give the same text."""
     runs = [run_data(result, MOST_OPS // len(results)) for result in results]
+    for run, name in zip(runs, names, strict=bool(names)):
+        run["about"]["name"] = name
     runs[0]["colours"] = palette.COLOURS
     title = " against ".join(run["about"]["name"] for run in runs)
     parts = {
