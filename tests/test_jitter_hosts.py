@@ -136,3 +136,14 @@ def test_any_number_of_processes_gives_the_same_bytes(scenario_of, jobs):
     assert json.dumps(jittered_dict(one)) == json.dumps(jittered_dict(many))
     assert step_ticks(result, jobs=jobs).tolist() == one.step_ticks.tolist()
     assert np.unique(one.step_ticks).size == 40
+
+
+def test_verbs_print_the_same_bytes_with_any_number_of_processes(trainsim):
+    jitter = ("--set", "jitter.op_cv=0.05", "--set", "jitter.samples=20", "--json", "-")
+    days = ("--set", 'operations.checkpoint={interval="10 min",write_time="9 s"}', "--seeds", 6)
+    for verb, *more in (("run",), ("operate", *days, "--days", 1)):
+        texts = {
+            trainsim(verb, "gpt2-xl-ddp", *jitter, *more, "--jobs", jobs)[1] for jobs in (1, 2)
+        }
+        assert len(texts) == 1
+        assert '"step_time' in texts.pop()

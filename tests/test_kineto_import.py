@@ -349,7 +349,7 @@ def test_overlap_is_what_of_a_calls_own_time_the_rank_computes(tmp_path):
     rank.collective("allreduce", 50, 60)  # 50 of 60 beside the first
     rank.collective("allreduce", 105, 40, stream=21)  # 15 of 40 beside the second
     measured = read_kineto(rank.save(tmp_path))
-    over = overlap(measured, result_of(measured))
+    over = overlap(result_of(measured), measured)
     # They lie over each other from 105 to 110: 50..145 is 95 us, of which 65 are computed beside.
     assert over.communication.tolist() == [95 * MICRO]
     assert over.hidden.tolist() == [65 * MICRO]
@@ -528,7 +528,7 @@ def test_the_command_line_reports_draws_and_writes(tmp_path):
     assert "exposed     dp 50 us (mean over ranks)" in done.stdout
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["summary"]["step_time_s"] == pytest.approx(250e-6)
-    assert report["measured"]["step_times_s"] == pytest.approx([250e-6])
+    assert report["step_times_s"] == pytest.approx([250e-6])
     assert (tmp_path / "p.svg").exists()
     assert (tmp_path / "t.json.gz").exists()
 
@@ -541,4 +541,4 @@ def test_wrong_input_on_the_command_line_ends_with_a_sentence(tmp_path):
     assert not (tmp_path / "r.json").exists()
     done = trainsim(tmp_path, "x.json", "--plot", "memory=m.png")
     assert done.returncode == 2
-    assert "a measured run has the figures pipeline and breakdown" in done.stderr
+    assert "a run of traces has the figures pipeline and breakdown" in done.stderr

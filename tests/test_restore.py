@@ -10,6 +10,7 @@ from test_save import DISK, FLUID, saving, spans, state  # noqa: F401  # a fixtu
 import simulator as sim
 from simulator.errors import DescriptionError
 from simulator.lower import lower
+from simulator.operate import operate
 from simulator.program_text import format_program, parse_program
 
 
@@ -115,3 +116,59 @@ def test_meetings_of_all_ranks_keep_their_text(saving):  # noqa: F811
 def test_a_checkpoint_is_taken_before_one_step_or_every_so_many(saving):  # noqa: F811
     with pytest.raises(DescriptionError, match="both say when it is taken"):
         saving(save={"every": 1, "before_step": 1})
+
+
+# ---- over days ----
+
+
+OPERATIONS = {
+    "checkpoint": {"interval": "10 min"},
+    "components": [{"name": "part", "mtbf": "5 h", "per": "cluster", "takes_node": False}],
+}
+DISK_OF_TWO_RATES = {"kind": "shared", "bandwidth": "1 GB/s", "write_bandwidth": "500 MB/s"}
+DESCRIBED = {
+    "cluster.node": "dgx-a100", "cluster.storage.disk": DISK_OF_TWO_RATES,
+    "checkpoint": {"storage": "disk"}, "operations": OPERATIONS,
+}  # fmt: skip
+
+
+def days(**changes):
+    s = sim.load("gpt2-xl-ddp", {**DESCRIBED, **changes})
+    return s, operate(s, days=1, seeds=5)
+
+
+# 18.7 GB at 0.5 GB/s and the copies to hosts before; read by eight ranks each at 1 GB/s, and
+# copied.
+def test_operations_take_the_times_of_simulated_checkpoints():
+    s, o = days()
+    use = sim.simulate(s).summary.checkpoint
+    assert o.job.blocked == pytest.approx(use.blocked_s * 1e9, abs=1)
+    assert o.job.restore == pytest.approx(use.restore_s * 1e9, abs=1)
+    assert use.blocked_s == pytest.approx(use.state_bytes / 5e8, rel=0.01)
+    assert use.restore_s == pytest.approx(8 * use.state_bytes / 1e9, rel=0.02)
+    assert o.step_time_s == sim.simulate(replace(s, checkpoint=None, operations=None)).step_time_s
+    assert "to write (simulated)" in str(o)
+    assert o.to_dict()["checkpoint"]["is_simulated"]
+
+
+def test_a_simulated_asynchronous_one_holds_back_for_its_snapshot():
+    s, o = days(**{"checkpoint.asynchronous": True, "run.num_steps": 3, "checkpoint.every": 1})
+    alone = replace(s, checkpoint=replace(s.checkpoint, every=None))
+    use = sim.simulate(alone).summary.checkpoint
+    assert use.blocked_s < 0.1 * use.write_s
+    assert (o.job.blocked, o.job.drain) == (
+        pytest.approx(use.blocked_s * 1e9, abs=1), pytest.approx(use.write_s * 1e9, abs=1)
+    )  # fmt: skip
+
+
+def test_what_is_stated_of_a_checkpoint_is_not_simulated():
+    _, o = days(**{"operations.checkpoint.restore_time": "7 s"})
+    assert o.job.restore == 7 * 10**9
+    _, o = days(**{"operations.checkpoint.write_time": "60 s"})
+    assert o.job.blocked == 60 * 10**9
+    assert o.saved is None
+
+
+def test_operations_do_not_change_what_is_synchronous():
+    with pytest.raises(DescriptionError, match="is synchronous; set checkpoint"):
+        days(**{"operations.checkpoint.asynchronous": True})

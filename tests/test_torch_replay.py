@@ -366,7 +366,7 @@ def test_a_rank_that_is_killed_ends_all_and_leaves_its_steps(tiny):
         with Ranks(job, folder) as ranks:
 
             def kill() -> None:
-                while ranks.position(1)[0] < 5:
+                while ranks.position(1)[0] < 6:
                     time.sleep(0.01)
                 os.kill(ranks.processes[1].pid, signal.SIGKILL)
 

@@ -14,7 +14,7 @@ import click
 
 from simulator.cli.compare import compare
 from simulator.cli.exchange import import_group
-from simulator.cli.measured import import_kineto
+from simulator.cli.measured import export_group, import_chakra, import_kineto
 from simulator.cli.operate import operate
 from simulator.cli.ranks import calibrate
 from simulator.cli.run import check, run
@@ -37,13 +37,15 @@ def cli() -> None:
 
 
 VERBS = (
-    run, view, compare, whatif, search, sweep, operate, check, show, import_group, validate,
+    run, view, compare, whatif, search, sweep, operate, check, show, import_group, export_group,
+    validate,
     calibrate,
 )  # fmt: skip
 
 for command in VERBS:
     cli.add_command(command)
-import_group.add_command(import_kineto)
+for command in (import_kineto, import_chakra):
+    import_group.add_command(command)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.errors import DeadlockError
 from simulator.lower import blocking, clipping, offload, sharding
+from simulator.lower.between import log, with_evaluations
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.data import load
@@ -64,7 +65,9 @@ def lower(s: Scenario) -> Program:
     costs: tuple[Cost, ...] = (*bodies.costs, message)
     replica = expand(grid, bodies.places, len(bodies.costs))
     static = np.array([held.total for held in rank_memory(s)])
-    if found.updates:
+    if s.evaluation is not None:
+        steps, costs = with_evaluations(replica, s, bodies.places, costs)
+    elif found.updates:
         steps = without_flush(replica, grid, s.num_microbatches)
     else:
         steps = repeat_steps(replica, s.run.num_steps)
@@ -84,6 +87,7 @@ def lower(s: Scenario) -> Program:
     if several and (s.run.clip_grad or s.run.scales_loss):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
+    steps, costs = log(steps, s, costs)
     steps, costs = warm_up(steps, s, costs)
     steps, costs = restore(steps, s, costs)
     steps, costs = save_state(steps, s, costs)

@@ -16,6 +16,7 @@ from simulator.program import Int64
 
 if TYPE_CHECKING:
     from simulator.report.result import Result
+    from simulator.report.save import SaveUse
 
 Float64 = npt.NDArray[np.float64]
 
@@ -66,6 +67,8 @@ class Operated:
     outcome: Outcome
     step: Result | None
     """The simulated step; none where its time was stated."""
+    saved: SaveUse | None = None
+    """The simulated checkpoint; none where its times were stated."""
 
     @property
     def step_time_s(self) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from simulator.api import simulate
-from simulator.describe.operations import Operations
+from simulator.describe.operations import Checkpoint, Operations
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
 from simulator.jitter.run import step_ticks
@@ -34,6 +34,7 @@ from simulator.operate.result import Operated, Outcome
 from simulator.pool import cores, mapped
 from simulator.program import Int64
 from simulator.report.result import Result
+from simulator.report.save import SaveUse
 from simulator.units import TICKS_PER_SECOND
 
 MOST_CHECKPOINTS = 10**9
@@ -83,8 +84,12 @@ def operate(
     if days is not None:
         ops = replace(ops, days=float(days))
         scenario = replace(scenario, operations=ops)
-    result = simulate(scenario) if ops.step_time is None else None
-    steps = _step_times(ops, result, jobs)
+    result = simulate(_between_checkpoints(scenario)) if ops.step_time is None else None
+    more = 0.0 if result is None else _between_steps(scenario)
+    steps = tuple(one + more for one in _step_times(ops, result, jobs))
+    saved = None if ops.checkpoint.is_stated else _one_checkpoint(scenario)
+    if saved is not None:
+        ops = replace(ops, checkpoint=_with_times(ops.checkpoint, scenario, saved))
     described = job(scenario, ops, steps)
     cluster = scenario.cluster
     size = cluster.world_size, cluster.num_nodes
@@ -95,7 +100,48 @@ def operate(
     some = partial(_samples, described, ops, size, engine)
     parts = list(mapped(some, [every[at : at + share] for at in range(0, seeds, share)], jobs))
     outcome = Outcome(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-    return Operated(scenario, ops, described, steps, every, outcome, result)
+    return Operated(scenario, ops, described, steps, every, outcome, result, saved)
+
+
+def _between_checkpoints(s: Scenario) -> Scenario:
+    """Return a scenario of steps alone; what comes between them is counted apart."""
+    jitter = s.jitter
+    if jitter is not None and s.data is None:
+        jitter = replace(jitter, host_cv=0.0)  # of checkpoints alone
+    quiet = replace(s.run, log_time=0.0, log_every=None)
+    return replace(s, checkpoint=None, evaluation=None, run=quiet, jitter=jitter, operations=None)
+
+
+def _between_steps(s: Scenario) -> float:
+    """Return the seconds that evaluations and logging add to a step on average."""
+    if s.evaluation is None and not s.run.log_time:
+        return 0.0
+    summary = simulate(replace(s, checkpoint=None, jitter=None, operations=None)).summary
+    uses = summary.evaluation, summary.logging
+    return sum(use.each_s / use.every for use in uses if use is not None)
+
+
+def _one_checkpoint(s: Scenario) -> SaveUse:
+    """Return what a checkpoint takes that no other one is in the way of, and what a restore."""
+    assert s.checkpoint is not None  # checked by the scenario
+    save = replace(s.checkpoint, every=None, restore=True)
+    alone = replace(_between_checkpoints(s), checkpoint=save, jitter=None)
+    use = simulate(alone).summary.checkpoint
+    assert use is not None
+    return use
+
+
+def _with_times(c: Checkpoint, s: Scenario, saved: SaveUse) -> Checkpoint:
+    """Return a checkpoint that takes what a simulated one did, where nothing else is stated."""
+    assert s.checkpoint is not None
+    is_asynchronous = s.checkpoint.asynchronous
+    times: dict[str, Any] = {"state": c.state or saved.state_bytes}
+    times["write_time"] = saved.write_s if is_asynchronous else max(0.0, saved.blocked_s)
+    if c.restore_time is None and c.read_bandwidth is None:
+        times["restore_time"] = saved.restore_s
+    if is_asynchronous and c.snapshot_time is None and c.snapshot_bandwidth is None:
+        times["snapshot_time"] = max(0.0, saved.blocked_s)
+    return replace(c, asynchronous=is_asynchronous, **times)
 
 
 def _step_times(ops: Operations, result: Result | None, jobs: int | None) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from simulator.operate.cost import bill_cells, bill_dict, bills, cost_assumption
 from simulator.operate.interval import daly, lost_share, young
 from simulator.operate.job import NANOSECONDS, NO_NODE, interval_seconds, mtbf, saving
 from simulator.operate.result import Operated, Spread
+from simulator.report.samples import counted
 from simulator.report.text import SCHEMA_VERSION, table
 from simulator.units import format_bytes, format_count, format_seconds
 
@@ -53,7 +54,7 @@ def _headline(o: Operated) -> list[str]:
         + f"; 5 to 95 % of samples {g.low:.2%} to {g.high:.2%}" * (len(o.seeds) > 1),
         f"  stopped     {Spread.of(o.interruptions).mean:,.1f} times",
         f"  kept        {steps.mean:,.0f} steps, {format_count(float(o.tokens.mean()))} "
-        f"{'images' if s.model.reads_images else 'tokens'}",
+        f"{counted(s)}",
     ]
 
 
@@ -103,7 +104,8 @@ def _checkpoint(o: Operated) -> str:
         named = (
             f" ({rule}{f' wants {format_hours(wanted)}: not before a write has ended' * sooner})"
         )
-    return f"every {every}, {steps:,} steps{named}: {format_bytes(save.state_bytes)}, {how}"
+    source = " (simulated)" * (o.saved is not None)
+    return f"every {every}, {steps:,} steps{named}: {format_bytes(save.state_bytes)}, {how}{source}"
 
 
 def _waterfall(o: Operated) -> str:
@@ -155,7 +157,7 @@ def _cost(o: Operated) -> list[str]:
     if o.scenario.cost is None:
         return []
     b = bills(o)
-    what = "images" if o.scenario.model.reads_images else "tokens"
+    what = counted(o.scenario)
     rows = [["takes", "energy", "CO2e", "electricity", "devices"],
             ["one step", *bill_cells(b.step)],
             [f"{o.operations.days:g} days", *bill_cells(b.run)],
@@ -187,6 +189,11 @@ def assumptions(o: Operated) -> list[str]:
             "other, round and round, each run from another one on: what lasts over many steps, as "
             "the speed of a GPU, evens out; they count as training"
         )
+    if o.step is not None and (s.evaluation is not None or s.run.log_time):
+        lines.append(
+            "evaluations and logging make every step longer by what one of them costs a step on "
+            "average; they count as training"
+        )
     if swapped:
         lines.append(
             f"a node is out for {format_hours(ops.repair_time)} where its component does not say; "
@@ -198,6 +205,9 @@ def assumptions(o: Operated) -> list[str]:
     lines.append(
         f"a checkpoint is {format_bytes(save.state_bytes)}{stated}: master weights and optimizer "
         "states, each once, spread evenly over the devices"
+        if o.saved is None
+        else "checkpoints and restores take what those of [checkpoint] do beside steps that "
+        "nothing disturbs, each without another one under way"
     )
     if o.job.asynchronous:
         lines.append("writing a snapshot slows no step; a failure before its end loses it")
@@ -251,6 +261,7 @@ def operated_dict(o: Operated, best: Best | None = None) -> dict[str, Any]:
             "write_s": save.write,
             "blocked_s": save.blocked,
             "restore_s": save.restore,
+            "is_simulated": o.saved is not None,
             "young_s": young(save.blocked, between) if finite else None,
             "daly_s": daly(save.blocked, between) if finite else None,
             "lost_share_to_first_order": (

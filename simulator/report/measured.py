@@ -7,6 +7,7 @@ counted as for simulated runs, from when the last member was there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,24 +51,27 @@ def step_times(result: Result) -> npt.NDArray[np.float64]:
     return seconds
 
 
-def overlap(measured: Measured, result: Result) -> Overlap:
-    """Return how much communication computing hides, and how late the host was, by rank."""
-    p, t = measured.program, measured.timeline
+def overlap(result: Result, measured: Measured | None = None) -> Overlap:
+    """Return how much communication computing hides, and how late the host was, by rank.
+
+    Without `measured` calls last from when all members are there, and the host is never late.
+    """
+    p, t = result.program, result.timeline
+    posted = t.start if measured is None else measured.posted
+    launches = np.full(len(p), NONE) if measured is None else measured.launched
     begin, end = result.window
     out = Overlap(*(np.zeros(p.num_ranks, np.int64) for _ in Overlap._fields))
     compute = p.stream == p.streams.index("compute")
     for rank in range(p.num_ranks):
         mine = p.rank == rank
         work = np.flatnonzero(mine & compute & (t.end > begin) & (t.start < end))
-        calls = np.flatnonzero(mine & p.is_flow & (t.end > begin) & (measured.posted < end))
+        calls = np.flatnonzero(mine & p.is_flow & (t.end > begin) & (posted < end))
         first, last = t.start[work].clip(begin, end), t.end[work].clip(begin, end)
-        opened, closed = _union(
-            measured.posted[calls].clip(begin, end), t.end[calls].clip(begin, end)
-        )
+        opened, closed = _union(posted[calls].clip(begin, end), t.end[calls].clip(begin, end))
         out.communication[rank] = (closed - opened).sum()
         out.hidden[rank] = (_before(first, last, closed) - _before(first, last, opened)).sum()
         idle_from = np.concatenate([[begin], last])[:-1]
-        launched = measured.launched[work]
+        launched = launches[work]
         late = np.minimum(launched, first) - idle_from
         out.host[rank] = late[(launched != NONE) & (late > 0)].sum()
     return out
@@ -93,22 +97,32 @@ def _before(start: Int64, end: Int64, at: Int64) -> Int64:
 
 def measured_text(measured: Measured, result: Result) -> str:
     """Return the report of a measured run as text."""
-    b, over = result.breakdown, overlap(measured, result)
-    seconds = step_times(result)
+    return run_text(result, overlap(result, measured), measured.ranks)
+
+
+def run_text(result: Result, over: Overlap, ranks: Sequence[int]) -> str:
+    """Return the report of a run that has no scenario: of traces, measured or run again.
+
+    Args:
+        result: the run.
+        over: what of its communication is hidden.
+        ranks: what to call each rank.
+    """
+    b, seconds = result.breakdown, step_times(result)
     low, high = b.bubble_fraction.min(), b.bubble_fraction.max()
     exposed = {c: to_seconds(float(b.of(c).mean())) for c in COMMUNICATION}
     shown = ", ".join(f"{c} {format_seconds(s)}" for c, s in exposed.items() if s) or "none"
     total, hidden = int(over.communication.sum()), int(over.hidden.sum())
     lines = [
-        measured.name,
-        f"  measured    {len(measured.ranks)} ranks, {len(seconds)} steps, "
-        f"{len(measured.program):,} ops",
+        result.title,
+        f"  run         {len(ranks)} ranks, {len(seconds)} steps, {len(result.tiled):,} ops",
         f"  step        {format_seconds(result.step_time_s)}" + (
             f" (the last; all: median {format_seconds(float(np.median(seconds)))}, "
             f"{format_seconds(float(seconds.min()))} to {format_seconds(float(seconds.max()))})"
             if len(seconds) > 1 else ""
         ),
-        f"  computing   {b.of(*WORK).sum() / b.window.sum():.1%} of the step (mean over ranks)",
+        f"  computing   {b.of(*WORK).sum() / max(b.window.sum(), 1):.1%} of the step "
+        "(mean over ranks)",
         f"  bubble      {b.bubble_fraction.mean():.1%} of the step "
         f"({low:.1%} to {high:.1%} by rank)",
         f"  exposed     {shown} (mean over ranks)",
@@ -117,41 +131,47 @@ def measured_text(measured: Measured, result: Result) -> str:
         *([f"  host        {over.host.sum() / b.window.sum():.1%} of the step kernels are not "
            "launched yet (mean over ranks)"] if over.host.any() else []),
         "",
-        _rank_table(measured, result, over),
+        _rank_table(result, over, ranks),
     ]  # fmt: skip
     if result.flows:
         lines += ["", flows_text(result.flows, b)]
-    return "\n".join(lines) + "".join(f"\nnote: {note}" for note in measured.notes)
+    return "\n".join(lines) + "".join(f"\nnote: {note}" for note in result.notes)
 
 
-def _rank_table(measured: Measured, result: Result, over: Overlap) -> str:
-    b, count = result.breakdown, len(measured.ranks)
+def _rank_table(result: Result, over: Overlap, ranks: Sequence[int]) -> str:
+    b, count = result.breakdown, len(ranks)
     at = np.unique(np.linspace(0, count - 1, min(count, MOST_RANKS)).round().astype(int)).tolist()
     names = [c for c in (*WORK, *COMMUNICATION, *BUBBLE) if b.of(c).any()]
     rows = [["rank", *names, "overlap"]]
     for i in at:
         shares = [f"{b.of(c)[i] / max(b.window[i], 1):.1%}" for c in names]
         total = int(over.communication[i])
-        rows.append([str(measured.ranks[i]), *shares,
+        rows.append([str(ranks[i]), *shares,
                      f"{over.hidden[i] / total:.1%}" if total else "-"])  # fmt: skip
     more = f"\n{len(at)} of {count} ranks, evenly spaced" if len(at) < count else ""
     return table(rows) + more
 
 
-def measured_dict(measured: Measured, result: Result) -> dict[str, Any]:
-    """Return the report of a measured run as plain values; the keys name their units."""
-    over, document = overlap(measured, result), result_dict(result)
+def run_dict(result: Result, over: Overlap) -> dict[str, Any]:
+    """Return the report of a run that has no scenario as plain values; keys name their units."""
+    document = result_dict(result)
     for key in [key for key in document["ranks"] if "memory" in key]:  # traces state none
         del document["ranks"][key]
-    return document | {
-        "name": measured.name,
+    document["ranks"] |= {
+        "communication_s": (over.communication / TICKS_PER_SECOND).tolist(),
+        "hidden_communication_s": (over.hidden / TICKS_PER_SECOND).tolist(),
+    }
+    return document | {"name": result.title, "step_times_s": step_times(result).tolist()}
+
+
+def measured_dict(measured: Measured, result: Result) -> dict[str, Any]:
+    """Return the report of a measured run as plain values; the keys name their units."""
+    over = overlap(result, measured)
+    return run_dict(result, over) | {
         "measured": {
             "ranks": list(measured.ranks),
             "steps": list(measured.steps),
-            "step_times_s": step_times(result).tolist(),
             "clock_corrections_s": (measured.clocks.offset * 1e-9).tolist(),
-            "communication_s": (over.communication / TICKS_PER_SECOND).tolist(),
-            "hidden_communication_s": (over.hidden / TICKS_PER_SECOND).tolist(),
             "host_late_s": (over.host / TICKS_PER_SECOND).tolist(),
         },
     }

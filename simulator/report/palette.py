@@ -52,6 +52,7 @@ COLOURS = {
     "offload": "#8c564b",
     "data": "#3d6f8f",
     "save": "#7f2f45",
+    "log": "#5f7d2e",
     # What a loader does for a batch
     "request": "#d9d2e9",
     "read": "#8fb3cc",
@@ -86,6 +87,7 @@ HATCHES = {
     "offload": "++",
     "data": "..",
     "save": "..",
+    "log": "--",
     "fill": "....",
     "stall": "----",
     "drain": "||||",
@@ -97,7 +99,10 @@ HATCHES = {
 }
 """Hatch of areas that would otherwise look alike in grey."""
 
-HATCHED_WHITE = ("tp", "pp", "dp", "cp", "ep", "tied", "offload", "data", "save", "gradients")
+HATCHED_WHITE = (
+    "tp", "pp", "dp", "cp", "ep", "tied", "offload", "data", "save", "log",
+    "gradients",
+)  # fmt: skip
 
 SERIES = (
     ("#332288", "o"), ("#a83c55", "s"), ("#44aa99", "^"), ("#882255", "D"), ("#999933", "v"),

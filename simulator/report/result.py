@@ -61,6 +61,10 @@ class Result:
     without_save_s: float | None = None
     """Seconds from the first step's end to the last one's of the same scenario without its
     checkpoints."""
+    without_evaluation_s: float | None = None
+    """Likewise of the same without evaluations."""
+    without_log_s: float | None = None
+    """Likewise of the same without logging."""
 
     @property
     def program(self) -> Program:

@@ -154,8 +154,7 @@ def verdict(c: Comparison) -> str:
     """Return which side trains faster and what the difference of their steps is made of."""
     a, b = (dict(_numbers(side)) for side in (c.a, c.b))
     rate = next((n for n in ("tokens_per_s", "images_per_s") if n in a and n in b), None)
-    work = [s.scenario.run.global_batch_size * s.scenario.sequence_length
-            for s in (c.a, c.b) if s.scenario is not None]  # fmt: skip
+    work = [s.scenario.tokens_per_step for s in (c.a, c.b) if s.scenario is not None]
     text = f"B's step {_length(c)}"
     if rate is not None and len(set(work)) > 1:
         unit = rate.removesuffix("_per_s")

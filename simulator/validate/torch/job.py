@@ -110,6 +110,8 @@ class Job:
     """Steps of a visit."""
     calibrates: bool = True
     """Whether a visit begins with op times; not where a calibration is given."""
+    kernels: tuple[dict[str, Any], ...] = ()
+    """Of a calibration: kinds of kernels to time, as `sizes.to_time` lists them."""
     memory: tuple[float, ...] = ()
     """Bytes that the simulator predicts each rank to hold at most: states, activations and what is
     alive while an operator runs."""
@@ -162,7 +164,7 @@ class Job:
     def read(cls, path: Path) -> Job:
         """Return the job that `write` wrote."""
         fields = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("layers", "strides", "memory"):
+        for name in ("layers", "strides", "memory", "kernels"):
             fields[name] = tuple(fields[name])
         fields["rows"] = tuple(map(tuple, fields["rows"]))
         return cls(**fields)
@@ -331,8 +333,11 @@ def _refusals(s: Scenario) -> Iterator[str]:
                 f"model.{name} {getattr(model, name):g}: random numbers would keep losses from "
                 f"being compared with those of one process; set model.{name} = 0"
             )
-    if model.position == "alibi":
-        yield "model.position 'alibi' is not built; take a model with learned or rotary positions"
+    if model.position not in ("learned", "rotary"):
+        yield (
+            f"model.position {model.position!r} is not built; take a model with learned or rotary "
+            "positions"
+        )
     if model.vocab_size % s.plan.tp:
         yield (
             f"plan.tp {s.plan.tp} does not divide the vocabulary of {model.vocab_size}; set "

@@ -102,6 +102,8 @@ class Recording:
     memory: tuple[tuple[int, int], ...]
     """By rank: bytes held all the time, and most that were alive in one step that warms up; empty
     where no such step was done."""
+    kernels: tuple[Mapping[str, Any], ...]
+    """Of a calibration: kinds of kernels with their sizes, and seconds as medians over ranks."""
     complete: bool
     """Whether all steps of the job were done."""
 
@@ -149,6 +151,7 @@ class Recording:
             ),
             losses=tuple(losses),
             memory=_memory(lines),
+            kernels=_kernels(heads),
             complete=len(names) == job.visits * job.steps,
         )
 
@@ -220,6 +223,14 @@ def _ops(pairs: Pairs) -> dict[str, Op]:
 def _memory(lines: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[tuple[int, int], ...]:
     rows = [row["memory"] for rows in lines for row in rows if "memory" in row]
     return tuple((r["held"], r["peak"]) for r in rows) if len(rows) == len(lines) else ()
+
+
+def _kernels(heads: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    by_kind = zip(*(head.get("kernels", ()) for head in heads), strict=False)
+    return tuple(
+        {**kinds[0], "seconds": np.median([k["seconds"] for k in kinds], axis=0).tolist()}
+        for kinds in by_kind
+    )
 
 
 def _links(heads: Sequence[Mapping[str, Any]]) -> Links:

@@ -22,6 +22,7 @@ from simulator.validate.torch.launch import (
     require_torch,
 )
 from simulator.validate.torch.recording import Links, Op, Recording
+from simulator.validate.torch.sizes import table_toml
 
 Progress = Callable[[int], None]
 
@@ -129,8 +130,10 @@ def compared(
 
 def calibrate(
     job: Job, *, timeout: float = 60.0, progress: Progress = lambda repetition: None
-) -> dict[str, Any]:
-    """Measure op times of a job's stages, messages and sums by size, and return them as a table.
+) -> tuple[dict[str, Any], str]:
+    """Measure op times of a job's stages, messages and sums by size, and single kernels.
+
+    Returns the table of a replay, and the text of one that a device may name.
 
     Raises:
         DescriptionError: when torch is not there, or the ranks would share cores.
@@ -144,6 +147,7 @@ def calibrate(
         with Ranks(job, folder) as ranks:
             ranks.wait(timeout, progress)
         recording = Recording.read(job, folder)
+    of_device = table_toml(recording.kernels, recording.machine, job.world_size)
     return {
         "schema_version": SCHEMA_VERSION,
         "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -162,7 +166,7 @@ def calibrate(
             ]
             for name in ("sums", "peer_sums")
         },
-    }
+    }, of_device
 
 
 def _plain(value: Any) -> Any:
@@ -241,7 +245,11 @@ def write_timeline(recording: Recording, path: Path) -> None:
 
 def write_document(document: Mapping[str, Any], path: Path) -> None:
     """Write plain values as JSON, whole or not at all."""
-    text = json.dumps(document) + "\n"
+    write_text(json.dumps(document) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a text, whole or not at all."""
 
     def write(target: Path) -> None:
         target.write_text(text, encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 import json
 import mmap
 import os
@@ -21,6 +22,7 @@ from simulator.validate.torch.device import DEVICES
 from simulator.validate.torch.executor import Executor, Groups
 from simulator.validate.torch.files import POSITION, grads_file, position_file, results_file
 from simulator.validate.torch.job import A_VISIT, REPETITIONS, Job
+from simulator.validate.torch.kernels import timed
 from simulator.validate.torch.model import OPTIMIZERS, tokens, whole
 from simulator.validate.torch.peers import part
 
@@ -32,14 +34,19 @@ def main(folder: Path) -> None:
     """Do this process's part of the job in a folder."""
     torch.set_num_threads(1)
     job = Job.read(folder / "job.json")
-    if job.mode == "reference":
-        compare_with_one_process(job, folder)
-    else:
-        rank = int(os.environ["RANK"])
-        join(job, rank, f"file://{(folder / 'store').resolve()}")
-        work(job, rank, folder)
+    code = 0
+    try:
+        if job.mode == "reference":
+            compare_with_one_process(job, folder)
+        else:
+            rank = int(os.environ["RANK"])
+            join(job, rank, f"file://{(folder / 'store').resolve()}")
+            work(job, rank, folder)
+    except OSError as error:
+        print(f"cannot keep its files: {error.strerror or error}", file=sys.stderr)  # noqa: T201
+        code = 1
     sys.stderr.flush()
-    os._exit(0)  # a backend's threads have been seen to abort a process that ends by itself
+    os._exit(code)  # a backend's threads have been seen to abort a process that ends by itself
 
 
 def join(job: Job, rank: int, method: str) -> None:
@@ -94,6 +101,7 @@ def work(job: Job, rank: int, folder: Path) -> None:
                 "messages": measure.messages(ex, sizes),
                 "sums": measure.sums(ex, list(measure.SIZES)),
                 "peer_sums": measure.peer_sums(ex, list(measure.SIZES)),
+                "kernels": timed(list(job.kernels), device, lambda n: at(REPETITIONS + n, -1)),
             })  # fmt: skip
         else:
             replay(ex, folder, at, write)
@@ -139,7 +147,9 @@ def replay(
         step(recorded=False)
         if number == 0:
             ex.before_update = None
-            torch.save(kept, grads_file(folder, ex.rank))
+            saved = io.BytesIO()  # torch calls a full disk an internal error
+            torch.save(kept, saved)
+            grads_file(folder, ex.rank).write_bytes(saved.getvalue())
     step(recorded=False, counted=True)
     for _ in range(job.visits):
         if job.calibrates:
