@@ -97,7 +97,8 @@ class Comparison:
         """What else a person wants to know of both; names state their units."""
         rows = [dict(_numbers(side)) for side in (self.a, self.b)]
         names = dict.fromkeys([*rows[0], *rows[1]])
-        return tuple(Change(n, rows[0].get(n), rows[1].get(n)) for n in names)
+        found = [Change(n, rows[0].get(n), rows[1].get(n)) for n in names]
+        return tuple(c for c in found if c.a is not None or c.b is not None)
 
     @cached_property
     def memory(self) -> tuple[Change, ...]:
