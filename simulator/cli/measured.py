@@ -23,7 +23,7 @@ def _outputs(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--html", metavar="FILE",
                      help="Write the report as one page with a timeline (.html)."),
         click.option("--trace", metavar="FILE",
-                     help="Write a Perfetto/Chrome trace (.json, .json.gz)."),
+                     help="Write a trace (.pftrace, .json; either .gz)."),
         click.option("--json", "json_path", metavar="FILE",
                      help="Write the report as JSON; - for stdout."),
     ):  # fmt: skip
