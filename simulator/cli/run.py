@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
@@ -28,21 +29,24 @@ if TYPE_CHECKING:
 @click.command()
 @scenario_options
 @click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
-@click.option("--trace", metavar="FILE", help="Write a Perfetto/Chrome trace (.json, .json.gz).")
+@click.option("--trace", metavar="FILE", help="Write a trace (.pftrace, .json; either .gz).")
+@click.option(
+    "--kineto", metavar="FOLDER", help="Write traces as torch.profiler does, a file a rank."
+)
 @click.option(
     "--plot",
     "plots",
     multiple=True,
     metavar="[NAME=]FILE",
-    help="Draw pipeline (the default), breakdown, memory, loader, links, topology or jitter "
-    "(repeatable).",
+    help="Draw pipeline (the default), density, breakdown, roofline, memory, loader, links, "
+    "topology or jitter (repeatable).",
 )
 @click.option(
     "--trace-ranks",
     default="some",
     show_default=True,
     metavar="all|some|R,R,...",
-    help="Ranks of the trace; some: one of each stage of more than 64 ranks.",
+    help="Ranks of traces; some: one of each stage of more than 64 ranks.",
 )
 @click.option("--no-fold", is_flag=True, help="Run every rank, also those that run alike.")
 @click.option("--engine", type=click.Choice(["compiled", "events", "reference"]),
@@ -52,8 +56,8 @@ if TYPE_CHECKING:
 @jobs_option
 def run(
     scenario: str, overrides: tuple[str, ...], json_path: str | None, trace: str | None,
-    plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str, samples: int | None,
-    jobs: int | None,
+    kineto: str | None, plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str,
+    samples: int | None, jobs: int | None,
 ) -> int:  # fmt: skip
     """Simulate SCENARIO and report step time, memory and the bottleneck.
 
@@ -62,8 +66,12 @@ def run(
     """
     figures = [figure_of(text, ("jitter",)) for text in plots]
     check_outputs(json_path, trace, [path for _, path in figures])
-    if trace is None and trace_ranks != "some":
+    if trace is None and kineto is None and trace_ranks != "some":
         raise DescriptionError("--trace-ranks says which ranks --trace shows; give --trace too")
+    if kineto is not None:
+        from simulator.files import check_folder
+
+        check_folder(Path(kineto))
     loaded = load(scenario, overrides)
     ranks = ranks_of(trace_ranks, loaded.cluster.world_size)
     check_figures([name for name, _ in figures], loaded)
@@ -89,6 +97,8 @@ def run(
         click.echo(f"{result}{remedies_text(remedies)}{_cost_text(result)}{_jitter_text(jittered)}")
     if trace:
         result.save_trace(trace, ranks)
+    if kineto:
+        result.save_kineto(kineto, ranks)
     for name, path in figures:
         if name != "jitter":
             getattr(result.plot, name)(path)

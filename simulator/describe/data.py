@@ -152,14 +152,15 @@ def sample_of(s: Scenario) -> Sample:
         size = sum(data.sizes) / len(data.sizes)
     if data.preset is not None:
         preset = PRESETS[data.preset]
-        each = 1 if preset.images else s.sequence_length
+        each = 1 if preset.images else s.tokens_per_sample
         size = preset.bytes * each if size is None else size
         seconds = preset.seconds * each if seconds is None else seconds
     assert size is not None  # checked by Data
     assert seconds is not None
     copied = data.device_bytes
     if copied is None:
-        copied = 3 * FP32 * pixels**2 if pixels else 2 * INT64 * s.sequence_length
+        labels = s.run.decoder_sequence_length or s.sequence_length
+        copied = 3 * FP32 * pixels**2 if pixels else INT64 * (s.tokens_per_sample + labels)
     return Sample(size, seconds, float(copied))
 
 

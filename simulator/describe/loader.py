@@ -31,6 +31,7 @@ from simulator.describe.fields import (
     split,
 )
 from simulator.describe.huggingface import read_config
+from simulator.describe.layer_list import LayerList
 from simulator.describe.model import Model
 from simulator.describe.resnet import ResNet
 from simulator.describe.scenario import Scenario
@@ -353,7 +354,7 @@ def load_node(reference: str | Table, base: Path = Path()) -> Node:
     return typing.cast(Node, built)
 
 
-def load_model(reference: str) -> Model | ResNet:
+def load_model(reference: str) -> Model | ResNet | LayerList:
     """Return the model that a name of the catalogue or a path stands for.
 
     Raises:
@@ -364,7 +365,7 @@ def load_model(reference: str) -> Model | ResNet:
     built = Builder(Path("model"), problems).nested(cls, reference, "model", "models")
     if problems:
         raise DescriptionError(problems)
-    return typing.cast("Model | ResNet", built)
+    return typing.cast("Model | ResNet | LayerList", built)
 
 
 def load_cluster(table: Table) -> Cluster:

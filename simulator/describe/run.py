@@ -55,7 +55,9 @@ class Run:
     global_batch_size: Count
     """Samples of one optimizer step over all ranks."""
     sequence_length: Count | None = None
-    """Tokens of one sample."""
+    """Tokens of one sample; those that its encoder reads where a decoder follows it."""
+    decoder_sequence_length: Count | None = None
+    """Tokens of one sample that the decoder of an encoder reads, and predicts."""
     image_size: Count | None = None
     """Pixels along each side of one sample, where samples are images instead."""
     precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "bf16"

@@ -365,7 +365,11 @@ def _present(parts: Tuned, stage: Stage) -> list[tuple[Block, Sequence[int]]]:
 
     Layers that predict further ahead count on from the last one.
     """
-    runs: list[tuple[Block, Sequence[int]]] = [*layer_runs(parts, stage)]
+    runs: list[tuple[Block, Sequence[int]]] = []
+    for block, numbers in layer_runs(parts, stage):
+        if block is parts.blocks.decoder_layer:
+            runs.append((parts.blocks.bridge, (NONE,)))
+        runs.append((block, numbers))
     if stage.is_first:
         runs.insert(0, (parts.blocks.embedding, (NONE,)))
     if stage.is_last:

@@ -10,6 +10,7 @@ from simulator.operate.cost import bill_cells, bill_dict, bills, cost_assumption
 from simulator.operate.interval import daly, lost_share, young
 from simulator.operate.job import NANOSECONDS, NO_NODE, interval_seconds, mtbf, saving
 from simulator.operate.result import Operated, Spread
+from simulator.report.samples import counted
 from simulator.report.text import SCHEMA_VERSION, table
 from simulator.units import format_bytes, format_count, format_seconds
 
@@ -53,7 +54,7 @@ def _headline(o: Operated) -> list[str]:
         + f"; 5 to 95 % of samples {g.low:.2%} to {g.high:.2%}" * (len(o.seeds) > 1),
         f"  stopped     {Spread.of(o.interruptions).mean:,.1f} times",
         f"  kept        {steps.mean:,.0f} steps, {format_count(float(o.tokens.mean()))} "
-        f"{'images' if s.model.reads_images else 'tokens'}",
+        f"{counted(s)}",
     ]
 
 
@@ -156,7 +157,7 @@ def _cost(o: Operated) -> list[str]:
     if o.scenario.cost is None:
         return []
     b = bills(o)
-    what = "images" if o.scenario.model.reads_images else "tokens"
+    what = counted(o.scenario)
     rows = [["takes", "energy", "CO2e", "electricity", "devices"],
             ["one step", *bill_cells(b.step)],
             [f"{o.operations.days:g} days", *bill_cells(b.run)],

@@ -351,9 +351,9 @@ def row_axis(ax: Axes, labels: Sequence[str], middle: float) -> None:
     ax.spines["left"].set_visible(False)
 
 
-def sample(ranks: Int64) -> Int64:
-    """Return at most `MAX_ROWS` of some ranks, evenly spaced from the first to the last."""
-    at = np.linspace(0, len(ranks) - 1, min(len(ranks), MAX_ROWS))
+def sample(ranks: Int64, most: int = MAX_ROWS) -> Int64:
+    """Return at most so many of some ranks, evenly spaced from the first to the last."""
+    at = np.linspace(0, len(ranks) - 1, min(len(ranks), most))
     return ranks[np.round(at).astype(np.int64)]
 
 
@@ -371,7 +371,7 @@ def rank_label(result: Result, rank: int) -> str:
     """Return a rank's name, with its stages unless they are plain."""
     stages = stages_of(result, rank)
     plain = stages == [rank] if result.scenario is None else result.scenario.plan.pp == 1
-    if plain:
+    if plain or not stages:
         return f"rank {rank}"
     return f"rank {rank} · {stages_named(stages)}"
 

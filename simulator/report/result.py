@@ -280,15 +280,32 @@ class Result:
         """Write a trace that Perfetto and chrome://tracing open.
 
         Args:
-            path: a file whose name ends in ``.json`` or ``.json.gz``.
+            path: a file whose name ends in ``.json`` or ``.pftrace``, with ``.gz`` or without.
             ranks: those to show; "some" are all of up to 64, else one of each stage.
         """
-        from simulator.report.trace import MANY_RANKS, write_trace
+        from simulator.report.trace import write_trace
 
-        if ranks == "some":
-            few = self.tiled.num_ranks <= MANY_RANKS
-            ranks = "all" if few else self.stage_ranks.tolist()
-        write_trace(self, Path(path), None if ranks == "all" else ranks)
+        write_trace(self, Path(path), self._trace_ranks(ranks))
+
+    def save_kineto(
+        self, folder: str | Path, ranks: Sequence[int] | Literal["all", "some"] = "some"
+    ) -> None:
+        """Write traces as torch.profiler does, a file a rank, for tools that read those.
+
+        Args:
+            folder: a new or an empty one.
+            ranks: those to show; "some" are all of up to 64, else one of each stage.
+        """
+        from simulator.report.trace_kineto import write_kineto
+
+        write_kineto(self, Path(folder), self._trace_ranks(ranks))
+
+    def _trace_ranks(self, ranks: Sequence[int] | Literal["all", "some"]) -> Sequence[int]:
+        from simulator.report.trace import MANY_RANKS
+
+        if ranks == "all" or (ranks == "some" and self.tiled.num_ranks <= MANY_RANKS):
+            return range(self.tiled.num_ranks)
+        return self.stage_ranks.tolist() if isinstance(ranks, str) else ranks
 
     @property
     def plot(self) -> Plots:
