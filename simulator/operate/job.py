@@ -243,7 +243,7 @@ def job(
         blocked=_ticks(save.blocked),
         drain=_ticks(save.write) if ops.checkpoint.asynchronous else 0,
         restore=_ticks(save.restore),
-        restart=_ticks(ops.restart_time),
+        restart=_ticks(ops.restart_time + s.run.warm_up),
         rescheduling=_ticks(ops.rescheduling_time),
         spares=ops.spare_nodes,
         replicas=tuple(replicas),
