@@ -21,7 +21,7 @@ def _outputs(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--plot", "plots", multiple=True, metavar="[NAME=]FILE",
                      help="Draw pipeline (the default) or breakdown (repeatable)."),
         click.option("--trace", metavar="FILE",
-                     help="Write a Perfetto/Chrome trace (.json, .json.gz)."),
+                     help="Write a trace (.pftrace, .json; either .gz)."),
         click.option("--json", "json_path", metavar="FILE",
                      help="Write the report as JSON; - for stdout."),
     ):  # fmt: skip
