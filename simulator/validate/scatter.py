@@ -21,7 +21,7 @@ BAND = 0.10
 HUES = (*(colour for colour, _ in palette.SERIES), palette.INK)
 
 MARKERS = "os^Dv"
-"""The next one each time the hues have been used up."""
+"""The next one for each hue, and another for the same hue."""
 
 PANELS = {"s": ("seconds of a step", 4.6), "GiB": ("GiB of a GPU", 3.0)}
 """What the axes of each unit show, and the panel's height in inches."""
@@ -57,8 +57,8 @@ def published_figure(reports: Sequence[Report], path: str | Path | None = None) 
 def _look(number: int) -> dict[str, Any]:
     shape, hue = divmod(number, len(HUES))
     return {
-        "color": HUES[hue], "marker": MARKERS[shape % len(MARKERS)], "ls": "none", "ms": 3.5,
-        "alpha": 0.6, "mew": 0,
+        "color": HUES[hue], "marker": MARKERS[(hue + shape) % len(MARKERS)], "ls": "none",
+        "ms": 3.8, "alpha": 0.6, "mew": 0,
     }  # fmt: skip
 
 
