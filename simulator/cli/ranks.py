@@ -26,8 +26,9 @@ timeout_option = click.option(
     help="End all ranks when none has moved on for so long.",
 )  # fmt: skip
 device_option = click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-    help="Ranks on CPU cores with gloo, or on a GPU each with NCCL (not yet run on GPUs).",
+    "--device", type=click.Choice(["cpu", "cuda", "cuda-shared"]), default="cpu",
+    show_default=True, help="Ranks on CPU cores with gloo, on a GPU each with NCCL, or in turns on "
+    "one GPU (not yet run on GPUs).",
 )  # fmt: skip
 
 

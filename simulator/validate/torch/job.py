@@ -117,7 +117,7 @@ class Job:
     alive while an operator runs."""
     checked: int = 2
     """First steps whose losses, and of the first one gradients, are compared with one process."""
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["cpu", "cuda", "cuda-shared"] = "cpu"
     seed: int = 0
 
     @classmethod

@@ -109,7 +109,8 @@ def _round_trips(ex: Executor, ends: tuple[int, int], size: int) -> dict[str, fl
     there, back = ("SEND_F", "SEND_B") if first else ("SEND_B", "SEND_F")
     out = ex.groups.lanes.get((ex.rank, peer, there))
     into = ex.groups.lanes.get((peer, ex.rank, back))
-    data, buffer = (torch.zeros(size // ELEMENT, device=ex.here) for _ in range(2))
+    data = torch.zeros(size // ELEMENT, device=ex.here)
+    buffer = torch.zeros(size // ELEMENT, device=ex.device.link)
     busy = ex.device.busy
     trips, sends, receives = [], [], []
     other = torch.zeros(OTHER // ELEMENT, device=ex.here)
@@ -120,14 +121,16 @@ def _round_trips(ex: Executor, ends: tuple[int, int], size: int) -> dict[str, fl
         begin = time.perf_counter_ns()
         if first:
             start = busy()
-            send = dist.isend(data, peer, out)
+            send = dist.isend(data.to(ex.device.link), peer, out)
             middle = busy()
             receive.wait()
+            buffer.to(ex.here)
             sends.append(middle - start)
             receives.append(busy() - middle)
         else:
             receive.wait()
-            send = dist.isend(data, peer, out)
+            buffer.to(ex.here)
+            send = dist.isend(data.to(ex.device.link), peer, out)
         send.wait()
         ex.device.settle()
         trips.append(time.perf_counter_ns() - begin)

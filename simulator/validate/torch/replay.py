@@ -13,7 +13,7 @@ from typing import Any
 from simulator.errors import DescriptionError, TrainsimError
 from simulator.explore.pool import cores
 from simulator.files import write_whole
-from simulator.validate.torch.compare import Comparison, compare
+from simulator.validate.torch.compare import TAKING_TURNS, Comparison, compare
 from simulator.validate.torch.job import MESSAGES, Job
 from simulator.validate.torch.launch import (
     Ranks,
@@ -34,7 +34,7 @@ SAME = ("model", "layers", "tp", "microbatch_size", "sequence_length", "optimize
 
 def shared_cores(job: Job) -> str | None:
     """Say why times of a job mean nothing here, if they do."""
-    if job.device == "cuda" or job.world_size <= cores():
+    if job.device != "cpu" or job.world_size <= cores():
         return None
     return (
         f"{job.world_size} ranks on {cores()} cores take turns, so their times say nothing about "
@@ -97,6 +97,11 @@ def joined(
     if world != job.world_size:
         raise DescriptionError(
             f"torchrun has started {world} ranks, and the plan has {job.world_size}"
+        )
+    if job.device in TAKING_TURNS:
+        raise DescriptionError(
+            f"--device {job.device}: ranks that take turns are started by the command itself; "
+            "leave out torchrun"
         )
     from simulator.validate.torch import worker  # imports torch
 

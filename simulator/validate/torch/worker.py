@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from simulator.validate.torch import measure
 from simulator.validate.torch.allocation import held_bytes, peak_bytes
-from simulator.validate.torch.device import DEVICES
+from simulator.validate.torch.device import DEVICES, Turns
 from simulator.validate.torch.executor import Executor, Groups
 from simulator.validate.torch.files import POSITION, grads_file, position_file, results_file
 from simulator.validate.torch.job import A_VISIT, REPETITIONS, Job
@@ -52,12 +52,9 @@ def main(folder: Path) -> None:
 def join(job: Job, rank: int, method: str) -> None:
     """Join the process group of all ranks."""
     device = DEVICES[job.device]
+    if lacking := device.lacking(int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size))):
+        raise SystemExit(lacking)
     if device.name == "cuda":
-        if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size)):
-            raise SystemExit(
-                f"torch finds {torch.cuda.device_count()} GPUs here; with --device cuda each rank "
-                "needs its own"
-            )
         torch.cuda.set_device(device.here())
     dist.init_process_group(
         device.backend, init_method=method, rank=rank, world_size=job.world_size, timeout=GIVE_UP
@@ -84,7 +81,8 @@ def joined(job: Job, rank: int, folder: Path) -> list[str]:
 def work(job: Job, rank: int, folder: Path) -> None:
     """Calibrate or replay, and write what was measured, a line a step."""
     device = DEVICES[job.device]
-    ex = Executor(job, rank, device, Groups.of(job, device))
+    turns = Turns(device, folder / "turns")
+    ex = Executor(job, rank, device, Groups.of(job, device), turns)
     at = _positions(position_file(folder, rank))
     at(0, -1)
     with results_file(folder, rank).open("w", encoding="utf-8") as file:
@@ -95,13 +93,14 @@ def work(job: Job, rank: int, folder: Path) -> None:
 
         if job.mode == "calibrate":
             sizes = sorted({*measure.SIZES, job.boundary_bytes})
+            begun = REPETITIONS
             write({
                 "machine": machine(job),
                 "actions": measure.actions(ex, REPETITIONS, lambda n: at(n, -1)),
                 "messages": measure.messages(ex, sizes),
                 "sums": measure.sums(ex, list(measure.SIZES)),
                 "peer_sums": measure.peer_sums(ex, list(measure.SIZES)),
-                "kernels": timed(list(job.kernels), device, lambda n: at(REPETITIONS + n, -1)),
+                "kernels": timed(list(job.kernels), device, turns, lambda n: at(begun + n, -1)),
             })  # fmt: skip
         else:
             replay(ex, folder, at, write)
@@ -161,7 +160,8 @@ def replay(
 def machine(job: Job) -> dict[str, Any]:
     """Return what this process runs on."""
     device = DEVICES[job.device]
-    name = torch.cuda.get_device_name(device.here()) if job.device == "cuda" else _processor()
+    on_gpu = device.name == "cuda"
+    name = torch.cuda.get_device_name(device.here()) if on_gpu else _processor()
     return {
         "host": os.uname().nodename,
         "system": f"{os.uname().sysname} {os.uname().release}",
@@ -171,6 +171,9 @@ def machine(job: Job) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "backend": device.backend,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if device.backend == "nccl" else None,
+        "gpus": torch.cuda.device_count() if on_gpu else None,
         "clock": "CLOCK_MONOTONIC",
         "busy": device.clock,
     }
