@@ -200,7 +200,8 @@ def _positions(path: Path) -> Callable[[int, int], None]:
 
 def compare_with_one_process(job: Job, folder: Path) -> None:
     """Train the same model in this process alone, and compare gradients with those of the ranks."""
-    model = whole(job)
+    here = torch.device(DEVICES[job.device].name)
+    model = whole(job).to(here)
     optimizer = OPTIMIZERS[job.optimizer](list(model.parameters()))
     losses: list[list[list[float]]] = []
     worst = {"relative": 0.0, "parameter": "", "compared": 0}
@@ -209,12 +210,12 @@ def compare_with_one_process(job: Job, folder: Path) -> None:
         losses.append([[] for _ in range(job.dp)])
         for replica in range(job.dp):
             for m in range(job.num_microbatches):
-                data = tokens(job, step, replica, m)
+                data = tokens(job, step, replica, m).to(here)
                 loss = model(data[:, :-1], data[:, 1:])
                 losses[-1][replica].append(float(loss.detach()))
                 (loss / share).backward()
         if step == 0:
-            mine = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+            mine = {n: p.grad.cpu() for n, p in model.named_parameters() if p.grad is not None}
             for rank in range(job.world_size):
                 index = job.place(rank)[2]
                 for name, grad in torch.load(grads_file(folder, rank)).items():
