@@ -12,7 +12,9 @@ import sys
 
 import click
 
+from simulator.cli.compare import compare
 from simulator.cli.exchange import import_group
+from simulator.cli.measured import export_group, import_chakra, import_kineto
 from simulator.cli.operate import operate
 from simulator.cli.ranks import calibrate
 from simulator.cli.run import check, run
@@ -20,6 +22,7 @@ from simulator.cli.search import search
 from simulator.cli.show import show
 from simulator.cli.sweep import sweep
 from simulator.cli.validate import validate
+from simulator.cli.view import view
 from simulator.cli.whatif import whatif
 from simulator.errors import TrainsimError
 
@@ -34,11 +37,15 @@ def cli() -> None:
 
 
 VERBS = (
-    run, whatif, search, sweep, operate, check, show, import_group, validate, calibrate,
+    run, view, compare, whatif, search, sweep, operate, check, show, import_group, export_group,
+    validate,
+    calibrate,
 )  # fmt: skip
 
 for command in VERBS:
     cli.add_command(command)
+for command in (import_kineto, import_chakra):
+    import_group.add_command(command)
 
 
 def main() -> None:

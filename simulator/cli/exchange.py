@@ -21,7 +21,7 @@ MOST_BYTES = 8_000_000
 
 @click.group("import")
 def import_group() -> None:
-    """Turn the launch script or settings of another program into a scenario."""
+    """Turn another program's launch script or settings into a scenario, or read its traces."""
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simulator.describe.layer_list import LayerList
 from simulator.describe.model import Model
 from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
@@ -11,11 +12,18 @@ from simulator.describe.run import Run
 
 
 def context_problems(
-    model: Model | ResNet, plan: Plan, run: Run, sequence_length: int
+    model: Model | ResNet | LayerList, plan: Plan, run: Run, sequence_length: int
 ) -> Iterator[str]:
     """Say why cp ranks cannot divide the sequences of a model as the plan says."""
     if not isinstance(model, Model) or model.patches:
-        yield f"plan.cp {plan.cp} divides sequences of tokens, and {model.name} has images"
+        has = "is a list of layers" if isinstance(model, LayerList) else "has images"
+        yield f"plan.cp {plan.cp} divides sequences of tokens, and {model.name} {has}"
+        return
+    if model.num_decoder_layers or model.position == "relative":
+        what = "a decoder that attends to an encoder"
+        if not model.num_decoder_layers:
+            what = "scores with a learned bias"
+        yield f"plan.cp {plan.cp} does not divide {what}, as {model.name} has; set plan.cp = 1"
         return
     if getattr(model, "kv_lora_rank", None):
         yield (

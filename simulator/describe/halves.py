@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simulator.describe.layer_list import LayerList
 from simulator.describe.model import Model
 from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
@@ -14,7 +15,7 @@ from simulator.schedules.table import schedule_of, size_complaint
 
 
 def schedule_contradictions(
-    model: Model | ResNet, plan: Plan, run: Run, microbatches: int
+    model: Model | ResNet | LayerList, plan: Plan, run: Run, microbatches: int
 ) -> Iterator[str]:
     """Say what a schedule, of a size that it takes, does not go together with."""
     if plan.post_validation and (plan.pp == 1 or not (run.clip_grad or run.scales_loss)):
@@ -78,7 +79,9 @@ def _traits(found: Layout) -> str:
     return " and ".join(text for given, text in words if given)
 
 
-def _after_every_microbatch(model: Model | ResNet, plan: Plan, run: Run) -> Iterator[str]:
+def _after_every_microbatch(
+    model: Model | ResNet | LayerList, plan: Plan, run: Run
+) -> Iterator[str]:
     """Say what does not go with a schedule that updates weights after every microbatch."""
     rules = (
         (plan.zero > 0, f"plan.zero {plan.zero}", "set plan.zero = 0"),

@@ -23,6 +23,7 @@ from simulator.describe.fields import (
     Catalogued,
     OrFile,
     Rule,
+    Unit,
     complaint,
     described,
     from_text,
@@ -30,6 +31,7 @@ from simulator.describe.fields import (
     split,
 )
 from simulator.describe.huggingface import read_config
+from simulator.describe.layer_list import LayerList
 from simulator.describe.model import Model
 from simulator.describe.resnet import ResNet
 from simulator.describe.scenario import Scenario
@@ -181,6 +183,10 @@ class Builder:
             item = typing.get_args(rule.base)[0]
             if described(item) and isinstance(raw, (list, tuple)):
                 return tuple(self.nested(typing.cast(type, item), r, here, None) for r in raw)
+            base, markers = split(item)
+            if any(isinstance(m, Unit) for m in markers) and isinstance(raw, (list, tuple)):
+                one = Rule(base, markers, False, True, (), dataclasses.MISSING)
+                return tuple(self.value(one, r, here, parent) for r in raw)
             wrong = complaint(raw, rule.base, rule.markers)
             if wrong is None:
                 return tuple(typing.cast("list[object]", raw))
@@ -348,7 +354,7 @@ def load_node(reference: str | Table, base: Path = Path()) -> Node:
     return typing.cast(Node, built)
 
 
-def load_model(reference: str) -> Model | ResNet:
+def load_model(reference: str) -> Model | ResNet | LayerList:
     """Return the model that a name of the catalogue or a path stands for.
 
     Raises:
@@ -359,7 +365,7 @@ def load_model(reference: str) -> Model | ResNet:
     built = Builder(Path("model"), problems).nested(cls, reference, "model", "models")
     if problems:
         raise DescriptionError(problems)
-    return typing.cast("Model | ResNet", built)
+    return typing.cast("Model | ResNet | LayerList", built)
 
 
 def load_cluster(table: Table) -> Cluster:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+from simulator.describe.layer_list import LayerList
 from simulator.describe.model import Model
 from simulator.describe.optimizer import OPTIMIZERS
 from simulator.describe.plan import Plan
@@ -52,7 +53,7 @@ LORA_TARGETS: tuple[Literal["qkv", "proj", "fc1", "fc2"], ...] = ("qkv", "proj",
 """Products of a layer that have adapters."""
 
 
-def contradictions(model: Model | ResNet, plan: Plan, run: Run) -> Iterator[str]:
+def contradictions(model: Model | ResNet | LayerList, plan: Plan, run: Run) -> Iterator[str]:
     """Say what does not fit the model and the plan."""
     frozen, layers = run.frozen_layers, model.num_hidden_layers
     most = layers if run.lora_rank is None else layers - 1

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from simulator.describe.layer_list import LayerList
 from simulator.describe.model import Model
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import Run
@@ -67,9 +68,10 @@ def tuned(s: Scenario) -> Tuned:
 
 
 @lru_cache(maxsize=256)
-def _tuned(model: Model | ResNet, x: Shapes, tuning: Tuning) -> Tuned:
+def _tuned(model: Model | ResNet | LayerList, x: Shapes, tuning: Tuning) -> Tuned:
     parts, e = layers.blocks(model, x), x.elements
-    if isinstance(model, ResNet) or parts.further or len(set(parts.kinds)) > 1 or model.num_experts:
+    plain = isinstance(model, Model) and not model.num_experts
+    if not plain or parts.further or len(set(parts.kinds)) > 1:
         return Tuned(parts, _frozen(parts.layer))  # these are trained whole
     embedding, layer, head = parts.embedding, parts.layer, parts.head
     if tuning.fake_quantization:
@@ -268,6 +270,7 @@ def _held(parts: Tuned, stage: Stage) -> list[tuple[Block, int]]:
     """Return the kinds of block of a stage, and how many of each there are."""
     return [
         (parts.blocks.embedding, int(stage.is_first)),
+        (parts.blocks.bridge, int(stage.is_first)),  # one stage holds all of a model that has one
         *((block, len(numbers)) for block, numbers in layer_runs(parts, stage)),
         *((block, int(stage.is_last)) for block in parts.blocks.ends),
     ]

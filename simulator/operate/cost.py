@@ -10,6 +10,7 @@ from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
 from simulator.operate.job import FEWER, LOST, SLOW, TRAINING
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, WORK
+from simulator.report.samples import counted
 from simulator.report.text import table
 from simulator.units import UNITS, format_count
 
@@ -152,7 +153,7 @@ def step_text(result: Result) -> str:
     s = result.scenario
     assert s is not None
     step, million = step_bills(result)
-    what = "images" if s.model.reads_images else "tokens"
+    what = counted(s)
     rows = [["takes", "energy", "CO2e", "electricity", "devices"],
             ["one step", *bill_cells(step)],
             [f"a million {what}", *bill_cells(million)]]  # fmt: skip

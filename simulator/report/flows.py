@@ -244,11 +244,12 @@ def flows_text(uses: Sequence[FlowUse], b: Breakdown, most: int = 6) -> str:
 def _cells(use: FlowUse) -> list[str]:
     rates = (use.algbw_bytes_per_s, use.busbw_bytes_per_s)
     return [
-        f"{use.axis} {use.operation}", format_bytes(use.payload_bytes), str(use.ranks),
+        f"{use.axis} {use.operation}",
+        format_bytes(use.payload_bytes) if use.payload_bytes else "-", str(use.ranks),
         _nodes(use), f"{use.calls:,}",
         " ".join(filter(None, (use.algorithm, use.protocol))) or "-",
         format_seconds(use.transfer_mean_s),
-        *("-" if rate is None else format_rate(rate, "B") for rate in rates),
+        *(format_rate(rate, "B") if rate else "-" for rate in rates),
         format_seconds(use.wait_mean_s), format_seconds(use.wait_max_s),
         format_seconds(use.transfer_per_rank_s),
     ]  # fmt: skip

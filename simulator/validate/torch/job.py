@@ -333,8 +333,11 @@ def _refusals(s: Scenario) -> Iterator[str]:
                 f"model.{name} {getattr(model, name):g}: random numbers would keep losses from "
                 f"being compared with those of one process; set model.{name} = 0"
             )
-    if model.position == "alibi":
-        yield "model.position 'alibi' is not built; take a model with learned or rotary positions"
+    if model.position not in ("learned", "rotary"):
+        yield (
+            f"model.position {model.position!r} is not built; take a model with learned or rotary "
+            "positions"
+        )
     if model.vocab_size % s.plan.tp:
         yield (
             f"plan.tp {s.plan.tp} does not divide the vocabulary of {model.vocab_size}; set "

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import DescriptionError, TrainsimError
-from simulator.explore.pool import cores
 from simulator.files import write_whole
+from simulator.pool import cores
 from simulator.validate.torch.compare import TAKING_TURNS, Comparison, compare
 from simulator.validate.torch.job import MESSAGES, Job
 from simulator.validate.torch.launch import (
