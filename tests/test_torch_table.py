@@ -132,6 +132,7 @@ def test_the_command_prints_one_table_and_writes_all_of_it(trainsim, tiny, monke
     [
         (("--plot", "o.png"), "--plot is for one replay; leave out --schedules"),
         (("--calibration", "t.json"), "--calibration is for one replay"),
+        (("--patience", "20", "--timeout", "30"), "give --timeout 40 or more"),
         (("--microbatches", "4,x"), "--microbatches: 'x' is not a number of microbatches"),
     ],
 )

@@ -341,7 +341,8 @@ def _idle(
     shown = by_wall if clock == "wall" else by_clock
     order = np.argsort([timeline.makespan for timeline in shown], kind="stable")
     middle = shown[int(order[(len(order) - 1) // 2])]
-    return rows, Gantt(program, apart[len(apart) // 2].timeline, middle, clock)
+    nearest = sorted(apart, key=lambda one: one.seconds)[(len(apart) - 1) // 2]
+    return rows, Gantt(program, nearest.timeline, middle, clock)
 
 
 def _sameness(recording: Recording, reference: Mapping[str, Any] | None) -> Sameness | None:

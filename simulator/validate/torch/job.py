@@ -108,6 +108,8 @@ class Job:
     see the same phases of the host."""
     steps: int = 3
     """Steps of a visit."""
+    patience: float = 0.0
+    """Seconds that each step, and each measurement of op times, waits at most for a quiet host."""
     calibrates: bool = True
     """Whether a visit begins with op times; not where a calibration is given."""
     kernels: tuple[dict[str, Any], ...] = ()

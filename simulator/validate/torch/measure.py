@@ -82,6 +82,42 @@ def patterns(ex: Executor, stage: int, live: int) -> Iterator[list[Action]]:
     yield [Action(stage, "OPT")]
 
 
+def gap(ex: Executor) -> float:
+    """Return the seconds from one kernel of no work to the next, launched one after the other."""
+    x = torch.zeros(1, device=ex.here)
+    spent = []
+    for _ in range(WARMING + ROUNDS):
+        ex.turns.take()
+        ex.device.settle()
+        begin = time.perf_counter_ns()
+        for _ in range(ROUNDS):
+            x.add_(1.0)
+        ex.device.settle()
+        spent.append((time.perf_counter_ns() - begin) * 1e-9 / ROUNDS)
+        ex.turns.give()
+    return statistics.median(spent[WARMING:])
+
+
+def copies(ex: Executor, sizes: list[int]) -> list[dict[str, float]]:
+    """Return the time of copies from the host's memory to the device's, by size."""
+    out = []
+    for size in sizes:
+        here = torch.zeros(size // ELEMENT)
+        there = torch.zeros(size // ELEMENT, device=ex.here)
+        here = here.pin_memory() if ex.here.type == "cuda" else here
+        spent = []
+        for _ in range(WARMING + ROUNDS):
+            ex.turns.take()
+            ex.device.settle()
+            begin = time.perf_counter_ns()
+            there.copy_(here)
+            ex.device.settle()
+            spent.append((time.perf_counter_ns() - begin) * 1e-9)
+            ex.turns.give()
+        out.append({"bytes": size, "seconds": statistics.median(spent[WARMING:])})
+    return out
+
+
 def messages(ex: Executor, sizes: list[int]) -> list[dict[str, float]]:
     """Return the time of messages between the first two ranks of a pipeline, by size.
 

@@ -160,6 +160,8 @@ def calibrate(
         "ranks": job.world_size,
         "job": {name: _plain(getattr(job, name)) for name in SAME},
         "actions": {name: op._asdict() for name, op in recording.ops.items()},
+        "gap": recording.gap,
+        "copies": [dict(zip(("bytes", "seconds"), r, strict=True)) for r in recording.copies],
         "messages": [
             dict(zip(("bytes", "seconds", "send", "receive"), row, strict=True))
             for row in recording.links.messages

@@ -26,8 +26,11 @@ UNITS = (("device", ""), ("cores", " cores"), ("threads_per_rank", " thread(s) a
 """What of a machine is printed, and in what."""
 
 
-LINKS = {"messages": "message", "sums": "sum of gradients", "peer_sums": "sum of tp ranks"}
-"""What a calibration knows of links, and its name."""
+LINKS = {
+    "copies": "copy from the host", "messages": "message", "sums": "sum of gradients",
+    "peer_sums": "sum of tp ranks",
+}  # fmt: skip
+"""What a calibration knows by size, and its name."""
 
 
 def comparison_text(c: Comparison) -> str:
@@ -56,6 +59,7 @@ def table_text(table: Mapping[str, Any]) -> str:
         f"{format_seconds(op['wall_seconds']):>11} {len(op['samples']):>6}"
         for name, op in table["actions"].items()
     ]
+    lines.append(f"from one kernel of no work to the next: {format_seconds(table['gap'])}")
     for name, what in LINKS.items():
         lines += [
             f"{what} of {row['bytes']:,} bytes: {format_seconds(row['seconds'])}"

@@ -8,6 +8,7 @@ import json
 import mmap
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -100,6 +101,8 @@ def work(job: Job, rank: int, folder: Path) -> None:
                 "messages": measure.messages(ex, sizes),
                 "sums": measure.sums(ex, list(measure.SIZES)),
                 "peer_sums": measure.peer_sums(ex, list(measure.SIZES)),
+                "gap": measure.gap(ex),
+                "copies": measure.copies(ex, list(measure.SIZES)),
                 "kernels": timed(list(job.kernels), device, turns, lambda n: at(begun + n, -1)),
             })  # fmt: skip
         else:
@@ -152,9 +155,33 @@ def replay(
     step(recorded=False, counted=True)
     for _ in range(job.visits):
         if job.calibrates:
+            wait_for_quiet(job.patience if ex.rank == 0 else 0)
             write({"actions": measure.actions(ex, A_VISIT)})
         for _ in range(job.steps):
+            wait_for_quiet(job.patience if ex.rank == 0 else 0)
             step(recorded=True)
+
+
+BUSY, LOOK = 0.06, 0.2
+"""Share of its cores that a quiet host uses at most, and seconds over which that is seen."""
+
+
+def wait_for_quiet(patience: float) -> None:
+    """Wait until the host does nothing else, so long at most; the other ranks sleep meanwhile."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        used, whole = _host_time()
+        time.sleep(LOOK)
+        used_now, whole_now = _host_time()
+        if used_now - used <= BUSY * (whole_now - whole):
+            return
+
+
+def _host_time() -> tuple[int, int]:
+    """Return what all cores have spent on work, and altogether, in ticks since the start."""
+    with Path("/proc/stat").open(encoding="utf-8") as file:
+        spent = list(map(int, file.readline().split()[1:9]))
+    return sum(spent) - spent[3] - spent[4], sum(spent)  # but idle and waiting for disks
 
 
 def machine(job: Job) -> dict[str, Any]:
