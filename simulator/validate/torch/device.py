@@ -94,6 +94,11 @@ class Turns:
         if self._file is not None:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
+    def close(self) -> None:
+        """Take no more turns."""
+        if self._file is not None:
+            self._file.close()
+
 
 SYNCHRONISED = "monotonic clock around each action, with the GPU synchronised after it"
 

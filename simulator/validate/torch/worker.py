@@ -108,6 +108,7 @@ def work(job: Job, rank: int, folder: Path) -> None:
         else:
             replay(ex, folder, at, write)
         dist.barrier()
+    turns.close()
 
 
 def replay(
