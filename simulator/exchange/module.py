@@ -55,7 +55,8 @@ class _Made(NamedTuple):
     k: int
     moved: float
     """Elements besides a weight, of a convolution; 0 for plain products."""
-    flops: float
+    input_grad: bool
+    """Whether the first factor's gradient is needed."""
 
 
 @dataclass
@@ -69,7 +70,6 @@ class _Counts:
     moved: float = 0.0
     grad_kernels: int = 0
     grad_moved: float = 0.0
-    grad_flops: float = 0.0
     kept: float = 0.0
     kept_bytes: float = 0.0
     output: float = 0.0
@@ -95,11 +95,14 @@ def describe_module(
     module = copy.deepcopy(module).to("meta")
     chosen = _units(module, units)
     once, twice = (
-        _Counter(module, chosen).run([_resized(x, factor) for x in inputs]) for factor in (1, 2)
+        _Counter(module, chosen, units is not None).run([_resized(x, factor) for x in inputs])
+        for factor in (1, 2)
     )
     seen: set[int] = set()
     layers = []
     for unit, a, b in zip(chosen, once, twice, strict=True):
+        if a == _Counts():  # never called; its parameters count to the first layer
+            continue
         own = [p for p in module.get_submodule(unit).parameters() if id(p) not in seen]
         seen |= {id(p) for p in own}
         layers.append(_layer(unit, sum(p.numel() for p in own), a, b, size))
@@ -184,9 +187,9 @@ class _Counter(TorchDispatchMode):
     Autograd numbers its nodes as they are made; a unit's are those made from its turn to the next.
     """
 
-    def __init__(self, module: nn.Module, units: Sequence[str]) -> None:
+    def __init__(self, module: nn.Module, units: Sequence[str], all_run: bool) -> None:
         super().__init__()
-        self.module, self.units = module, units
+        self.module, self.units, self.all_run = module, units, all_run
         self.counts = [_Counts() for _ in units]
         self.unit = 0
         self.first_nodes = [(0, 0)]
@@ -217,6 +220,11 @@ class _Counter(TorchDispatchMode):
                 f"{type(self.module).__name__} does not run without numbers, on the meta device: "
                 f"{str(error).splitlines()[0]}"
             ) from None
+        idle = set(range(len(self.units))) - {unit for _, unit in self.first_nodes[1:]}
+        if idle and self.all_run:
+            raise DescriptionError(
+                f"units: {self.units[min(idle)]!r} is never called; of a container name the members"
+            )
         return self.counts
 
     @contextmanager
@@ -298,10 +306,10 @@ class _Counter(TorchDispatchMode):
         known = flop_registry.get(packet)
         if known is not None:
             flops = float(known(*args, **(kwargs or {}), out_val=out))
-            if self.backward:
-                own.grad_flops += flops
-            else:
-                own.products.append(_made(func, args, out, flops))
+            if not self.backward:  # backward's products mirror them
+                made = _made(func, args, out)
+                assert 2.0 * made.batch * made.m * made.n * made.k == flops
+                own.products.append(made)
             return out
         read = list(_tensors(args))
         if packet in LOOK_UPS:
@@ -376,34 +384,29 @@ def _elements(x: Tensor) -> float:
     return size / (x.element_size() if x.is_floating_point() else 4)
 
 
-def _made(func: Any, args: tuple[Any, ...], out: Tensor, flops: float) -> _Made:
+def _made(func: Any, args: tuple[Any, ...], out: Tensor) -> _Made:
     """Return the shape of a product.
 
     Raises:
         DescriptionError: for an operator that has FLOPs but no shape here.
     """
     packet = func.overloadpacket
-    if packet in (aten.mm, aten.addmm):
-        a, b = args[-2:] if packet is aten.mm else args[1:3]
-        made = _Made(1, a.shape[0], b.shape[1], a.shape[1], 0.0, flops)
-    elif packet in (aten.bmm, aten.baddbmm):
-        a, b = args[:2] if packet is aten.bmm else args[1:3]
-        made = _Made(a.shape[0], a.shape[1], b.shape[2], a.shape[2], 0.0, flops)
-    elif packet is aten.convolution:
-        x, weight, transposed, groups = args[0], args[1], args[6], args[8]
-        moved = float(x.numel() + out.numel())
-        window = weight[0, 0].numel()
-        if transposed:
-            rows = x.numel() // x.shape[1]
-            made = _Made(groups, rows, weight.shape[1] * window, x.shape[1] // groups, moved, flops)
-        else:
-            rows = out.numel() // out.shape[1]
-            made = _Made(groups, rows, out.shape[1] // groups, weight.shape[1] * window, moved,
-                         flops)  # fmt: skip
-    else:
+    if packet is aten.convolution:
+        return _convolution(args[0], args[1], out, args[6], args[8])
+    if packet not in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm):
         raise DescriptionError(f"{packet} has FLOPs, but its shape is not known here")
-    assert 2.0 * made.batch * made.m * made.n * made.k == flops
-    return made
+    a, b = args[:2] if packet in (aten.mm, aten.bmm) else args[1:3]
+    batch = a.shape[0] if a.dim() == 3 else 1
+    return _Made(batch, a.shape[-2], b.shape[-1], a.shape[-1], 0.0, a.requires_grad)
+
+
+def _convolution(x: Tensor, weight: Tensor, out: Tensor, transposed: bool, groups: int) -> _Made:
+    """Return a convolution as the product that it implicitly is."""
+    moved, window = float(x.numel() + out.numel()), weight[0, 0].numel()
+    rows, n, k = out.numel() // out.shape[1], out.shape[1] // groups, weight.shape[1] * window
+    if transposed:
+        rows, n, k = x.numel() // x.shape[1], weight.shape[1] * window, x.shape[1] // groups
+    return _Made(groups, rows, n, k, moved, x.requires_grad)
 
 
 def _layer(unit: str, parameters: int, a: _Counts, b: _Counts, size: int) -> ListedLayer:
@@ -412,11 +415,6 @@ def _layer(unit: str, parameters: int, a: _Counts, b: _Counts, size: int) -> Lis
     products = [
         _product(name, p, q, size) for p, q in zip(a.products, b.products, strict=True)
     ]  # fmt: skip
-    missing = 2 * sum(p.flops for p in a.products) - a.grad_flops
-    for i, (p, made) in enumerate(zip(products, a.products, strict=True)):
-        if p.weight and made.flops == missing:  # of data, whose gradient nobody needs
-            products[i] = dataclasses.replace(p, input_grad=False)
-            break
     return ListedLayer(
         name=name,
         parameters=parameters,
@@ -439,7 +437,9 @@ def _product(unit: str, a: _Made, b: _Made, size: int) -> Product:
     grown = tuple(y / x for x, y in zip(a[:4], b[:4], strict=True))
     moved = (b.moved - a.moved) / size
     if grown == (1, 2, 1, 1) and a.m % size == 0:
-        return Product(m=a.m // size, n=a.n, k=a.k, batch=a.batch, moved=moved)
+        return Product(
+            m=a.m // size, n=a.n, k=a.k, batch=a.batch, moved=moved, input_grad=a.input_grad
+        )
     if grown == (2, 1, 1, 1) and a.batch % size == 0:
         return Product(m=a.m, n=a.n, k=a.k, batch=a.batch // size, weight=False)
     raise DescriptionError(
