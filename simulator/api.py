@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from simulator.cuts import resolved
 from simulator.describe.scenario import Scenario
@@ -13,8 +15,10 @@ from simulator.engine import Folding, fold, run
 from simulator.errors import DescriptionError
 from simulator.hardware import price
 from simulator.hardware.placement import devices
+from simulator.hardware.sizes import differ, of_sizes
 from simulator.lower import Actions, lower, lower_schedule
 from simulator.program import Int64, Program
+from simulator.report.between import between_notes
 from simulator.report.data import data_notes
 from simulator.report.result import Moves, Result
 from simulator.schedules import (
@@ -55,14 +59,29 @@ def simulate(
     scenario = resolved(scenario)
     result = _simulated(scenario, engine, folded, repriced)
     if scenario.data is not None and result.breakdown.of("data").any():
-        there = _simulated(replace(scenario, data=None), "compiled", folded, repriced)
+        there = _simulated(replace(scenario, data=None, jitter=None), "compiled", folded, repriced)
         result = replace(result, without_data_s=there.step_time_s)
-    if scenario.checkpoint is not None:
-        plain = _simulated(replace(scenario, checkpoint=None), "compiled", folded, repriced)
-        result = replace(result, without_save_s=plain.step_time_s)
-    return replace(
-        result, notes=(*result.notes, *pace_notes(result), *data_notes(result), *_first(scenario))
-    )
+    for name, without in _without(scenario).items():
+        ends = _simulated(without, "compiled", folded, repriced).step_ends
+        seconds: dict[str, Any] = {name: to_seconds(int(ends[-1] - ends[0]))}
+        result = replace(result, **seconds)
+    own = pace_notes(result), data_notes(result), between_notes(result), _first(scenario)
+    return replace(result, notes=(*result.notes, *chain.from_iterable(own)))
+
+
+def _without(s: Scenario) -> dict[str, Scenario]:
+    """Return the scenario without each thing that it does between steps, by what a result calls its
+    time then.
+    """
+    plain, out = replace(s, jitter=None, operations=None), dict[str, Scenario]()
+    if s.checkpoint is not None:
+        out["without_save_s"] = replace(plain, checkpoint=None)
+    if s.evaluation is not None:
+        out["without_evaluation_s"] = replace(plain, evaluation=None)
+    if s.run.log_time:
+        quiet = replace(s.run, log_time=0.0, log_every=None)
+        out["without_log_s"] = replace(plain, run=quiet)
+    return out
 
 
 def _first(scenario: Scenario) -> tuple[str, ...]:
@@ -92,6 +111,8 @@ def _simulated(
 
         ticks, traffic = contended(program, ticks, scenario.cluster, placement)
         folded = False  # flows of all replicas meet on links
+    if differ(scenario.data):
+        ticks, traffic = of_sizes(program, ticks, traffic, scenario)
     run_as = program, ticks, traffic
     if traffic is not None and scenario.run.overlap_slowdown:
         from simulator.hardware.overlap import slowed

@@ -195,12 +195,15 @@ def _measured(s: Scenario) -> Runs:
         ),
         run=replace(
             s.run, detail="layer", network="alpha-beta", overlap_slowdown=0.0, num_steps=1,
-            warm_up=0.0,
+            warm_up=0.0, log_time=0.0, log_every=None,
             global_batch_size=each * plan.microbatch_size * plan.dp,
         ),
         cluster=replace(s.cluster, network=Network()),
         data=None,
         checkpoint=None,
+        evaluation=None,
+        jitter=None,
+        operations=None,
     )  # fmt: skip
     return _by_block(simulate(short), short, each - 1)
 

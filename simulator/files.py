@@ -1,8 +1,9 @@
-"""Writing files whole: to a temporary one beside the target, then renamed, or not at all."""
+"""Writing files and folders whole: to a temporary one beside the target, then renamed, or not."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 import zlib
@@ -77,6 +78,51 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def check_folder(path: Path) -> None:
+    """Check that a folder can be made at a path: nothing lies there, or an empty one does.
+
+    Raises:
+        DescriptionError: when something else lies there, or its own folder is missing or closed.
+    """
+    target = Path(os.path.realpath(path))
+    wrong = None
+    try:
+        if target.is_dir():
+            if next(target.iterdir(), None) is not None:
+                wrong = "the folder is not empty; name a new one"
+        elif target.exists():
+            wrong = "it is not a folder"
+        if wrong is None and not target.parent.is_dir():
+            wrong = f"there is no folder {str(path.parent)!r}"
+        elif wrong is None and not os.access(target.parent, os.W_OK | os.X_OK):
+            wrong = "the folder around it is not writable"
+    except OSError as error:
+        wrong = f"{error.strerror}"
+    if wrong is not None:
+        raise DescriptionError(f"cannot write {str(path)!r}: {wrong}")
+
+
+def write_folder(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary folder and rename it to `path`; on failure leave nothing behind.
+
+    Raises:
+        DescriptionError: when the folder cannot be written there.
+    """
+    check_folder(path)
+    target = Path(os.path.realpath(path))
+    temporary: Path | None = None
+    try:
+        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=".trainsim-"))
+        write(temporary)
+        temporary.chmod(0o777 & ~_umask())
+        temporary.replace(target)  # over an empty folder too
+    except OSError as error:
+        raise DescriptionError(f"cannot write {str(path)!r}: {error.strerror}") from None
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _umask() -> int:

@@ -15,7 +15,9 @@ from simulator.program import NONE, Int64, Program
 
 @dataclass(frozen=True, eq=False)
 class Pauses:
-    """Every `period` ticks a rank's work stands still for `duration`; flows go on."""
+    """Every `period` ticks a rank's work stands still for `duration`; flows go on, and so does what
+    hosts do beside steps.
+    """
 
     period: int
     duration: int
@@ -25,8 +27,9 @@ class Pauses:
     or NONE for a rank without any. Before it lie earlier ones: a run begins in the midst."""
 
     def of_rows(self, program: Program) -> Int64:
-        """Return the rank, within its tile, of each row that pauses; NONE of flows."""
-        rows: Int64 = np.where(program.is_flow, NONE, program.rank).astype(np.int64)
+        """Return the rank, within its tile, of each row that pauses; NONE of all others."""
+        goes_on = program.is_flow | program.is_beside
+        rows: Int64 = np.where(goes_on, NONE, program.rank).astype(np.int64)
         return rows
 
 

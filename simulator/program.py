@@ -131,6 +131,10 @@ SERVED = ("push_pull", *ONE_SIDED)
 STORED = ("read", "scattered_read", "write")
 """Flows between storage and the host of the first rank of their group."""
 
+BESIDE = ("worker", "storage", "pin", "copy", "snapshot", "write", "restore")
+"""First words of the names of streams on which hosts load data, write checkpoints and read them:
+what they do there ahead of steps or beside them is no part of a step."""
+
 Cost: TypeAlias = Work | Flow
 
 
@@ -262,12 +266,12 @@ class Program:
 
     @cached_property
     def last_of_steps(self) -> Int64:
-        """Rows that no row of the same step follows in their stream."""
+        """Rows, but for those beside steps, that no row of their step follows in their stream."""
         previous, step = self.stream_previous, self.step
         last = np.ones(len(step), bool)
         follows = np.flatnonzero(previous != NONE)
         last[previous[follows][step[previous[follows]] == step[follows]]] = False
-        return np.flatnonzero(last)
+        return np.flatnonzero(last & ~self.is_beside)
 
     @cached_property
     def joint_members(self) -> Groups:
@@ -282,6 +286,12 @@ class Program:
     def is_flow(self) -> npt.NDArray[np.bool_]:
         """Whether each row is a flow."""
         return np.array([isinstance(c, Flow) for c in self.costs], bool)[self.cost]
+
+    @cached_property
+    def is_beside(self) -> npt.NDArray[np.bool_]:
+        """Whether each row is on a stream of `BESIDE`."""
+        beside = [name.split(" ")[0] in BESIDE for name in self.streams]
+        return np.array([*beside, False])[self.stream]  # NONE is the last
 
     @cached_property
     def nexts(self) -> tuple[Int64, Int32]:

@@ -275,18 +275,21 @@ def test_the_figure_has_batches_n_to_n_plus_2_in_flight(loading):
     from simulator.report.loader_plot import loader_pieces
 
     s = loading()
-    each = free_step(s) / 8
-    s = loading(
-        data={"workers": 2, "transform_time": 1.5 * each, "device_bytes": 4e8 * each}, batch=8
-    )
+    each = free_step(s) / 4
+    data = {"workers": 2, "transform_time": 1.95 * each, "device_bytes": 9e8 * each}
+    s = loading(data=data, batch=8)
     _, rows, pieces, _ = loader_pieces(sim.simulate(s))
     assert rows == ["storage", "worker 0", "worker 1", "pin", "copy", "compute"]
     names = np.array(pieces.name)
-    computing = np.flatnonzero((names == "backward") & (pieces.batch >= 0))
+    computing = np.flatnonzero(np.isin(names, ["forward", "backward"]) & (pieces.batch >= 0))
+    in_flight = []
     for at in computing.tolist():
         while_it_runs = (pieces.start < pieces.end[at]) & (pieces.end > pieces.start[at])
         flying = set(pieces.batch[while_it_runs & np.isin(names, ["transform", "copy"])].tolist())
         assert any(batch > pieces.batch[at] for batch in flying)
+        in_flight.append({1, 2} <= {batch - int(pieces.batch[at]) for batch in flying})
+    assert len(in_flight) == 16  # n + 1 is copied and n + 2 transformed, whichever n is computed
+    assert all(in_flight)
 
 
 def test_the_first_step_alone_says_what_it_waits_for(loading):

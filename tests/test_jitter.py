@@ -139,7 +139,7 @@ def test_a_slow_link_leaves_flows_of_others_alone(scenario_of):
     r = sim.simulate(s, folded=False)
     base = r.times.end - r.times.start
     jitter = Jitter(slow_links=(Slow(ranks=(0,), factor=3.0),), samples=1)
-    (draws,) = drawn(r.tiled, jitter, [1])
+    (draws,) = drawn(r.tiled, jitter, range(1))
     ticks = disturbed(r.tiled, base, jitter, draws)
     slower = ticks > base
     for row in np.flatnonzero(slower.any(axis=1)).tolist():
@@ -224,7 +224,7 @@ def test_more_ranks_move_nobodys_noise(scenario_of):
     factors = []
     for dp in (2, 4):
         program = sim.simulate(scenario_of(plan={"dp": dp, "pp": 2})).tiled
-        (draws,) = drawn(program, EVERYTHING, [5])
+        (draws,) = drawn(program, EVERYTHING, range(5))
         factors.append(draws)
     few, many = factors
     assert (many.ops[:, :, :2] == few.ops).all()
@@ -234,7 +234,7 @@ def test_more_ranks_move_nobodys_noise(scenario_of):
 
 def test_members_of_a_flow_draw_one_time(scenario_of):
     program = sim.simulate(scenario_of(plan=THREE_AXES)).tiled
-    (draws,) = drawn(program, EVERYTHING, [1])
+    (draws,) = drawn(program, EVERYTHING, range(1))
     rows = np.flatnonzero(program.is_flow)
     seen = {}
     for factor, row in zip(draws.flows[:, 0], rows.tolist(), strict=True):

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def test_longer_than_the_clock_is_refused():
         study(sim.simulate(s), samples=1)
 
 
-@pytest.mark.parametrize("option", [("--samples", 5), ("--plot", "jitter=a.png")])
+@pytest.mark.parametrize("option", [("--samples", 5), ("--jobs", 2), ("--plot", "jitter=a.png")])
 def test_options_of_jitter_need_a_table(trainsim, tmp_path, option):
     code, out, err = trainsim("run", "gpt2-xl-ddp", *option)
     assert (code, out) == (2, "")
@@ -116,12 +117,35 @@ def test_the_same_seed_gives_the_same_bytes(trainsim, tmp_path):
     assert texts[0] == texts[1]
 
 
-def test_operations_say_that_their_steps_are_undisturbed():
-    checkpoint = {"interval": "10 min", "write_time": "60 s"}
-    changes = {"operations": {"checkpoint": checkpoint}, "jitter.op_cv": 0.1}
-    assert "to count jitter, set operations.step_time" in str(
-        operate(sim.load("gpt2-xl-ddp", changes), seeds=2, days=1)
-    )
+# A day of steps, each of which takes what a sample took: as many as their mean says.
+def test_operations_run_on_sampled_steps():
+    checkpoint = {"interval": "10 min", "write_time": "0 s"}
+    changes = {"operations": {"checkpoint": checkpoint}, "jitter": {"op_cv": 0.1, "samples": 20}}
+    s = sim.load("gpt2-xl-ddp", changes)
+    o, j = operate(s, seeds=3, days=1), study(sim.simulate(s))
+    assert o.step_times_s == tuple(j.step_s.tolist())
+    assert o.step_time_s > o.step.step_time_s
+    assert o.steps.tolist() == pytest.approx([86400 / j.mean_s] * 3, abs=2)
+    assert o.goodput.tolist() == [1.0] * 3
+    text = str(o)
+    assert "mean of 20 simulated under jitter" in text
+    assert "steps take what 20 samples under [jitter] took" in text
+
+
+def test_operations_on_sampled_steps_are_the_same_by_any_engine_and_number_of_processes():
+    part = {"name": "part", "mtbf": "6 h", "per": "node"}
+    checkpoint = {"interval": "10 min", "write_time": "20 s", "asynchronous": True,
+                  "snapshot_time": "1 s"}  # fmt: skip
+    slow = {"mtbf": "1 d", "slowdown": 1.2, "detection_time": "2 h"}
+    operations = {"checkpoint": checkpoint, "components": [part], "repair_time": "1 h",
+                  "slow_node": slow}  # fmt: skip
+    s = sim.load("gpt2-xl-ddp", {"operations": operations, "jitter.op_cv": 0.1})
+    s = replace(s, jitter=replace(s.jitter, samples=5))
+    texts = [
+        json.dumps(operate(s, seeds=5, days=0.5, engine=engine, jobs=jobs).to_dict())
+        for engine, jobs in (("compiled", 1), ("compiled", 2), ("compiled", 5), ("reference", 2))
+    ]
+    assert len(set(texts)) == 1
 
 
 def test_a_result_says_that_it_is_undisturbed():

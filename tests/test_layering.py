@@ -13,7 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Leftmost first: a module may import from its own layer and from those before it.
 LAYERS = (
     ("units", "errors"),
-    ("budget",),
+    ("budget", "pool"),
     ("kernels",),
     ("program", "timeline", "files"),
     ("traffic", "pauses"),
@@ -39,17 +39,21 @@ DOORS = {
     "networkx": {"hardware/fabric.py"},
     "matplotlib": {
         "report/plots.py", "report/memory_plot.py", "report/loader_plot.py",
-        "report/network_plots.py", "report/palette.py",
-        "validate/scatter.py", "operate/plot.py", "jitter/plot.py", "explore/schedules_plot.py",
-        "explore/search_plot.py", "explore/whatif_plot.py",
-        "explore/sweep/scaling_plot.py",
+        "report/network_plots.py", "report/palette.py", "report/roofline_plot.py",
+        "report/density_plot.py",
+        "validate/scatter.py", "validate/torch/plot.py",
+        "operate/plot.py", "jitter/plot.py", "explore/schedules_plot.py",
+        "explore/search_plot.py", "explore/whatif_plot.py", "explore/compare/plot.py",
+        "explore/sweep/scaling_plot.py", "explore/sweep/bubble_plot.py",
+        "explore/sweep/cost_plot.py",
     },
-    "joblib": {"explore/pool.py", "explore/sweep/pools.py"},
+    "joblib": {"pool.py", "explore/sweep/pools.py"},
     "distributed": {"explore/sweep/pools.py"},
     "optuna": {"explore/tpe.py"},
     "pandas": {"report/result.py", "explore/sweep/frame.py"},
     "torch": {"exchange/module.py", *(f"validate/torch/{name}.py" for name in
-              ("device", "executor", "measure", "model", "worker"))},
+              ("allocation", "device", "executor", "kernels", "measure", "model", "peers",
+               "worker"))},
     "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}

@@ -41,7 +41,8 @@ def failing(mtbf, per="cluster", takes_node=False, **others):
 
 
 PLAIN = Job(
-    duration=1000, step=10, slow_step=20, interval=5, asynchronous=False, blocked=4, drain=0,
+    duration=1000, steps=(10,), slow_steps=(20,), interval=5, asynchronous=False, blocked=4,
+    drain=0,
     restore=3, restart=6, rescheduling=7, spares=0, replicas=(4, 0, 0, 0, 0),
     names=("bug", "part"), detection=(2, 5), repair=(NO_NODE, 100),
 )  # fmt: skip
@@ -154,6 +155,20 @@ def test_a_failure_before_a_snapshot_is_written_goes_back_to_the_one_before(afte
     assert steps == 10
 
 
+# Steps of 10 and 30 ticks by turns, from the second time on: 30, 10, 30, 10, 30, a checkpoint of 4
+# at 110. What breaks at 119, in the 10 after it, undoes nothing but 5 of these; detection takes 2,
+# restart 6, restore 3; the step of 10 that was interrupted is run again, 26 of the next one.
+def test_steps_take_the_times_of_samples_by_turns():
+    job = but(steps=(10, 30), slow_steps=(20, 60), duration=166)
+    breaks = Happenings(np.array([0, 1]), np.array([119]), np.array([0]))
+    for run in (run_all, run_all_reference):
+        out = run(job, breaks, np.array([1]))
+        times = {c: t for c, t in zip(CATEGORIES, out.ticks[0].tolist(), strict=True) if t}
+        assert times == {"training": 146, "checkpoint": 4, "lost work": 5, "detection": 2,
+                         "restart": 6, "restore": 3}  # fmt: skip
+        assert out.progress[0].tolist() == [5 + 1, 4 * 6, 1]
+
+
 def test_steps_are_slow_from_the_onset_until_the_slow_node_is_found(after):
     # the step that runs at the onset, 15, ends in its time; from 20 on steps take 20. Found at 45,
     # in the midst of the second: the node is replaced without being searched for.
@@ -172,8 +187,8 @@ def test_steps_are_slow_from_the_onset_until_the_slow_node_is_found(after):
 def histories(draw):
     """A job of few ticks, so that things coincide, and what happens to it."""
     short = st.integers(0, 6)
-    step, nodes, replicas = (
-        draw(st.integers(1, 9)),
+    steps, nodes, replicas = (
+        draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)),
         draw(st.integers(1, 5)),
         draw(st.integers(1, 4)),
     )
@@ -183,7 +198,8 @@ def histories(draw):
     detection = [draw(short) for _ in names]
     parts, is_asynchronous = len(names), draw(st.booleans())
     job = Job(
-        duration=draw(st.integers(1, 300)), step=step, slow_step=step + draw(short),
+        duration=draw(st.integers(1, 300)), steps=tuple(steps),
+        slow_steps=tuple(step + draw(short) for step in steps),
         interval=draw(st.integers(1, 6)), asynchronous=is_asynchronous, blocked=draw(short),
         drain=draw(st.integers(0, 30)) if is_asynchronous else 0, restore=draw(short),
         restart=draw(short), rescheduling=draw(short), spares=draw(st.integers(0, 3)),
@@ -199,14 +215,15 @@ def histories(draw):
         breaks += [(tick, ONSET), (tick + 7, parts)]
     breaks = sorted(one for one in breaks if one[0] < job.duration)
     columns = np.array(breaks, np.int64).reshape(-1, 2)
-    return job, Happenings(np.array([0, len(breaks)]), columns[:, 0].copy(), columns[:, 1].copy())
+    breaks = Happenings(np.array([0, len(breaks)]), columns[:, 0].copy(), columns[:, 1].copy())
+    return job, breaks, np.array([draw(st.integers(0, len(steps) - 1))])
 
 
 @settings(max_examples=150, deadline=None)
 @given(history=histories())
 def test_the_engines_agree_to_the_tick_and_time_adds_up_to_the_wall_clock(history):
-    job, breaks = history
-    fast, slow = run_all(job, breaks), run_all_reference(job, breaks)
+    job, *happens = history
+    fast, slow = run_all(job, *happens), run_all_reference(job, *happens)
     for ours, reference in zip(fast, slow, strict=True):
         assert ours.tolist() == reference.tolist()
     assert fast.ticks.sum() == job.duration

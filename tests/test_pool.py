@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from simulator.explore.pool import mapped
+from simulator.pool import mapped
 
 GROWTH = 320 * 2**20
 """Bytes; joblib replaces a process that has grown by 300 MB, and looks once a second."""

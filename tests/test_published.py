@@ -9,7 +9,14 @@ import pytest
 from simulator.describe import catalog
 from simulator.errors import DescriptionError
 from simulator.lower.layers import num_parameters
-from simulator.validate import convolution, megatron, scenarios, schedules, sharded
+from simulator.validate import (
+    convolution,
+    encoder_decoder,
+    megatron,
+    scenarios,
+    schedules,
+    sharded,
+)
 from simulator.validate.jobs import rerun_all
 from simulator.validate.published import Outcome, Report, document, rerun
 from simulator.validate.sources import SOURCES, named
@@ -352,6 +359,35 @@ def test_a_row_of_nemos_gpt_pads_the_vocabulary(tables):
     assert (model["from"], model["vocab_size"]) == ("gpt3-5b", 50304)
     assert plan["tp_overlap"] == "none"
     assert "fp8_scaling" not in run
+
+
+# 20 nodes of 8, tp 2: 80 replicas of a microbatch of 27.
+def test_a_row_of_nemos_t5(tables):
+    found = row("nemo_t5.csv", model="3B", gbs="2160")
+    model, cluster, plan, run = tables(encoder_decoder.nemo_t5, found)
+    assert (model["num_hidden_layers"], model["num_decoder_layers"]) == (48, 24)
+    assert (plan["dp"], plan["tp"], plan["microbatch_size"]) == (80, 2, 27)
+    assert (cluster["num_nodes"], run["decoder_sequence_length"]) == (20, 128)
+
+
+# 2,160 samples of 512 tokens, 1,395,131 a second.
+def test_a_step_of_nemos_t5_follows_from_the_encoders_tokens():
+    found = row("nemo_t5.csv", model="3B", gbs="2160")
+    assert encoder_decoder.nemo_t5(found).measured == pytest.approx(0.79269, abs=1e-5)
+
+
+# Not stated of the table of scaling: the batch of the same model's training.
+def test_rows_of_nemos_t5_without_a_batch_have_that_of_its_training(tables):
+    _, _, plan, run = tables(encoder_decoder.nemo_t5, row("nemo_t5.csv", n_nodes="1"))
+    assert (run["global_batch_size"], plan["dp"]) == (2160, 4)
+
+
+# Shapes of t5/3b.yaml: 24 layers of 4 h^2 + 3 h f and 24 of 8 h^2 + 3 h f, h 2048, f 5120, and
+# 29,184 h; biases and norms left out: 2.78 billion.
+def test_nemos_t5_3b_has_the_parameters_of_its_name():
+    s = encoder_decoder.nemo_t5(row("nemo_t5.csv", n_nodes="1")).scenario
+    weights = 24 * 12 * 2048**2 + 48 * 3 * 2048 * 5120 + 29_184 * 2048
+    assert num_parameters(s.model) == pytest.approx(weights, rel=1e-3)
 
 
 # 500 W of 700 W leave (5/7)^(1/3) = 0.894 of the clock, itself 0.95 of the best rate.

@@ -5,9 +5,10 @@ import pytest
 from simulator.errors import DescriptionError
 from simulator.explore.sweep.run import grid_of, run_sweep
 from simulator.explore.sweep.scaling import lost, scaling, scaling_text
-from simulator.explore.sweep.scaling_plot import apart, scaling_figure
+from simulator.explore.sweep.scaling_plot import scaling_figure
 from simulator.explore.sweep.swept import Swept
 from simulator.report.breakdown import COMMUNICATION
+from simulator.report.labels import apart
 
 
 def row(devices, samples_per_s, *, exposed=0.0, optimizer=0.0, nodes=1, fits=True, **more):

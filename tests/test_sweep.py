@@ -363,7 +363,7 @@ def test_a_sweep_in_which_nothing_can_run_exits_with_3(trainsim):
         (["--set", "plan.tp=1,2", "--out", "rows.xlsx"], "must end in .parquet or .csv"),
         (["--set", "plan.tp=1,2", "--out", "no/rows.csv"], "there is no folder 'no'"),
         (["--set", "plan.tp=1,2", "--plot", "scaling=a.png"], "give --devices"),
-        (["--devices", "1,2", "--plot", "pie=a.png"], "write scaling=FILE"),
+        (["--devices", "1,2", "--plot", "pie=a.png"], "write one of scaling=FILE"),
         (["--devices", "1,2", "--set", "plan.pp=1,2,3,...,20", "--plot", "scaling=a.png"],
          "would hold 20 lines"),
         (["--set", "plan.tp=1", "--workers", "2", "--scheduler", "tcp://x:1"], "has its own"),

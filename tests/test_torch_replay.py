@@ -71,7 +71,11 @@ def test_a_job_is_read_as_it_was_written(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("plan", "run", "sentence"),
     [
-        ({"tp": 2}, {}, r"plan\.tp = 2 is not replayed; set it to 1"),
+        (
+            {"tp": 2, "sequence_parallel": True},
+            {},
+            r"plan\.sequence_parallel = true is not replayed",
+        ),
         ({"recompute": "full"}, {}, r'plan\.recompute = "full" is not replayed; set it to "none"'),
         ({"dp": 2, "zero": 1}, {}, r"plan\.zero = 1 is not replayed"),
         ({}, {"precision": "bf16"}, r'set run\.precision = "fp32"'),
@@ -109,7 +113,10 @@ def test_more_ranks_than_cores_cannot_be_calibrated(tiny, monkeypatch):
 
 
 def seconds_of(job: Job, times: dict[str, float]) -> list[list[float]]:
-    return [[times.get(a.kind, 0.0) for a in job.list_of(r)] for r in range(job.world_size)]
+    return [
+        [times.get(a.kind, 0.0) if part.kind == "work" else 0.0 for a, part in job.parts(r)]
+        for r in range(job.world_size)
+    ]
 
 
 NO_LINKS = Links(((1.0, 0.0, 0.0, 0.0),), ((1.0, 0.0),))
@@ -140,6 +147,19 @@ def test_sums_of_gradients_are_waited_for_on_the_rebuilt_clock(tiny):
     assert rebuilt(job, times, links, {0: (10.0, 10.0)}).seconds == 24 + 6 + 0.5
 
 
+# tp 2, one layer: forward with embedding, two sums of the layer and three of the loss: 1 x 7 + 6 x
+# 0.25; backward with the head's and two: 2 x 4 + 3 x 0.25; the slower peer sets the pace: 1 more
+# in each forward's first part. 8 microbatches: 8 x (7 + 1 + 8 + 9 x 0.25) = 146.
+def test_tensor_parallel_ranks_meet_in_every_sum_on_the_rebuilt_clock(tiny):
+    job = replace(tiny(pp=1, tp=2), layers=(1,))
+    times = seconds_of(job, {"F": 1.0, "B": 2.0})
+    for i, (action, _) in enumerate(job.parts(1)):
+        if action.kind == "F" and (i == 0 or job.parts(1)[i - 1][0] != action):
+            times[1][i] += 1.0
+    links = Links((), (), ((1.0, 0.25),))
+    assert rebuilt(job, times, links, {}).seconds == 146.0
+
+
 PLANS = {
     "GPipe": {"schedule": "GPipe"},
     "1F1B": {},
@@ -149,21 +169,31 @@ PLANS = {
     "DualPipeV": {"schedule": "DualPipeV", "chunks": 2},
     "dp": {"pp": 1, "dp": 2, "bucket_size": 20e3},
     "dp in one piece": {"pp": 1, "dp": 2, "grad_overlap": False},
+    "tp": {"pp": 1, "tp": 2},
+    "tp split": {"pp": 1, "tp": 2, "schedule": "ZB-H1"},
 }
+FOUR = {
+    "tp ZB-H1": {"tp": 2, "schedule": "ZB-H1"},
+    "dp ZB-H1": {"dp": 2, "schedule": "ZB-H1"},
+    "dp Interleaved1F1B": {"dp": 2, "schedule": "Interleaved1F1B", "chunks": 2},
+    "tp dp": {"pp": 1, "tp": 2, "dp": 2},
+    "tp outside pp": {"tp": 2, "order": ["tp", "pp", "dp", "cp"]},
+}
+"""Plans of four ranks."""
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", [*PLANS, *FOUR])
 def test_the_engine_replays_random_op_times_as_the_rebuilt_clock_does(tiny, name):
-    job, random = tiny(**PLANS[name]), np.random.default_rng(7)
+    job, random = tiny(**(PLANS | FOUR)[name]), np.random.default_rng(7)
     own = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "OPT": 0.5}
-    times = [
-        [own.get(a.kind, 0.0) * random.uniform(0.5, 1.5) for a in job.list_of(r)]
-        for r in range(job.world_size)
-    ]
-    links = Links(((1.0, 0.1, 0.0, 0.0),), ((1.0, 0.7),))
+    times = [[t * random.uniform(0.5, 1.5) for t in row] for row in seconds_of(job, own)]
+    links = Links(((1.0, 0.1, 0.0, 0.0),), ((1.0, 0.7),), ((1.0, 0.2),))
     buckets = dict.fromkeys(range(len(job.layers)), (1.0, 1.0))
-    places = [{a: i for i, a in enumerate(job.list_of(r))} for r in range(job.world_size)]
-    engine = Prediction(job, links, buckets).step(lambda r, a: times[r][places[r][a]])
+    for rank, row in enumerate(times):  # the engine is told what sums take
+        for i, (_, part) in enumerate(job.parts(rank)):
+            if part.kind == "sum":
+                row[i] = 0.2
+    engine = Prediction(job, links, buckets).step(lambda r: times[r])
     assert engine == pytest.approx(rebuilt(job, times, links, buckets).seconds, rel=1e-9)
 
 
@@ -172,14 +202,14 @@ def recorded(job: Job, stretch: float) -> list[str]:
     texts = []
     for rank in range(job.world_size):
         now, spans = 0, []
-        for _ in job.list_of(rank):
+        for _ in job.parts(rank):
             spans.append([now, now + int(1000 * stretch), 1000])
             now = spans[-1][1]
         steps = [
             {"step": n, "recorded": True, "losses": {}, "spans": spans}
             for n in range(job.visits * job.steps)
         ]
-        ops = {f"{a.kind}{a.stage}": [[1e-6, 1e-6]] for a in job.list_of(rank)}
+        ops = {f"{a.kind}{a.stage}": [[[1e-6, 1e-6]]] for a in job.list_of(rank)}
         head = {"machine": {}, "messages": [], "sums": [], "buckets": {}}
         visits = [{"actions": ops}] * job.visits
         texts.append("\n".join(map(json.dumps, [head, *visits, *steps])))
@@ -210,7 +240,8 @@ def test_a_calibration_of_something_else_is_refused_with_what_differs(tiny, tmp_
     table = {
         "measured_at": "2026", "machine": {"device": "x"}, "ranks": 2, "messages": [], "sums": [],
         "actions": {},
-        "job": {"model": job.model, "layers": list(job.layers), "microbatch_size": 3,
+        "peer_sums": [],
+        "job": {"model": job.model, "layers": list(job.layers), "tp": 1, "microbatch_size": 3,
                 "sequence_length": 32, "optimizer": "adamw", "device": "cpu"},
     }  # fmt: skip
     path.write_text(json.dumps(table))
@@ -226,19 +257,26 @@ def test_a_calibration_of_something_else_is_refused_with_what_differs(tiny, tmp_
 
 @pytest.fixture(scope="session")
 def replayed(tiny, llama, tmp_path_factory):
-    """Run every plan on the same two processes; return recordings and references by name."""
+    """Run every plan on the same processes; return recordings and references by name."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed (extra: validate)")
+    two = {name: tiny(**plan) for name, plan in PLANS.items()}
+    two["Llama"] = tiny(llama, **PLANS["ZB-H1"])
+    two["Llama tp"] = tiny(llama, **PLANS["tp split"])
+    four = {name: tiny(**plan) for name, plan in FOUR.items()}
     folder = tmp_path_factory.mktemp("ranks")
-    jobs = {name: tiny(**plan) for name, plan in PLANS.items()}
-    jobs["Llama"] = tiny(llama, **PLANS["ZB-H1"])
+    return run_all(two, folder / "two") | run_all(four, folder / "four")
+
+
+def run_all(jobs: dict[str, Job], folder: Path) -> dict[str, tuple[Recording, dict[str, Any]]]:
     names = [name.replace(" ", "-") for name in jobs]
+    world = next(iter(jobs.values())).world_size
     for name, job in zip(names, jobs.values(), strict=True):
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True)
         job.write(folder / name / "job.json")
     script = Path(__file__).parent / "torch_ranks.py"
     environment = os.environ | {
-        "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+        "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path]),
     }  # fmt: skip
     ranks = [
@@ -246,7 +284,7 @@ def replayed(tiny, llama, tmp_path_factory):
             [sys.executable, str(script), str(folder), *names],
             env=environment | {"RANK": str(rank)}, stderr=subprocess.PIPE,
         )
-        for rank in range(2)
+        for rank in range(world)
     ]  # fmt: skip
     try:
         for rank in ranks:
@@ -265,7 +303,7 @@ def replayed(tiny, llama, tmp_path_factory):
     }
 
 
-EVERY = [*PLANS, "Llama"]
+EVERY = [*PLANS, *FOUR, "Llama", "Llama tp"]
 
 
 @needs_torch
@@ -274,8 +312,9 @@ def test_losses_and_gradients_equal_those_of_one_process(replayed, name):
     recording, reference = replayed[name]
     same = compare(recording, (), {}, NO_LINKS, "", reference, "not timed").sameness
     assert same is not None
-    assert same.losses == 2 * 8 * recording.job.dp
-    assert same.gradients == reference["parameters"] * recording.job.dp
+    replicas = recording.job.dp * recording.job.tp
+    assert same.losses == 2 * 8 * replicas
+    assert same.gradients == reference["parameters"] * replicas
     assert same.loss < 1e-5
     assert same.gradient < 1e-5, same.parameter
 
@@ -286,7 +325,7 @@ def test_every_rank_does_all_actions_of_its_list_in_order(replayed, name):
     recording, _ = replayed[name]
     assert recording.complete
     for rank, spans in enumerate(recording.spans):
-        assert spans.shape == (1, len(recording.job.list_of(rank)), 3)
+        assert spans.shape == (1, len(recording.job.parts(rank)), 3)
         start, end, busy = np.moveaxis(spans[0], 1, 0)
         assert (start[1:] == end[:-1]).all()
         assert (busy >= 0).all()
@@ -298,10 +337,10 @@ def test_what_was_sent_is_received_later_on_one_clock(replayed, name):
     recording, _ = replayed[name]
     job = recording.job
     for rank in range(2):
-        for i, action in enumerate(job.list_of(rank)):
+        for i, (action, _) in enumerate(job.parts(rank)):
             if action.kind.startswith("SEND"):
                 peer = job.peer(rank, action)
-                j = job.list_of(peer).index(job.other_side(action))
+                j = [a for a, _ in job.parts(peer)].index(job.other_side(action))
                 assert recording.spans[peer][0, j, 1] > recording.spans[rank][0, i, 0]
 
 
@@ -327,7 +366,7 @@ def test_a_rank_that_is_killed_ends_all_and_leaves_its_steps(tiny):
         with Ranks(job, folder) as ranks:
 
             def kill() -> None:
-                while ranks.position(1)[0] < 5:
+                while ranks.position(1)[0] < 6:
                     time.sleep(0.01)
                 os.kill(ranks.processes[1].pid, signal.SIGKILL)
 

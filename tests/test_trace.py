@@ -1,4 +1,4 @@
-"""The trace file: what viewers read is the timeline, exactly, and always the same bytes."""
+"""The trace file: what viewers read is the timeline to the nanosecond, always the same bytes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def bare() -> Result:
 
 def test_every_op_is_one_slice_on_its_rank_at_its_time(result: Result, events: list[Event]) -> None:
     program, timeline = result.program, result.timeline
-    expected = zip(program.rank.tolist(), timeline.start.tolist(), timeline.end.tolist(),
+    start, end = (1000 * np.round(moment / 1000) for moment in (timeline.start, timeline.end))
+    expected = zip(program.rank.tolist(), start.tolist(), end.tolist(),
                    program.stage.tolist(), program.step.tolist(), strict=True)  # fmt: skip
     found = (
         (e["pid"], ticks(e["ts"]), ticks(e["ts"]) + ticks(e["dur"]),
@@ -82,9 +83,18 @@ def test_every_op_is_one_slice_on_its_rank_at_its_time(result: Result, events: l
     assert Counter(found) == Counter(expected)
 
 
-def test_durations_sum_to_those_of_the_timeline(result: Result, events: list[Event]) -> None:
-    total = sum(ticks(e["dur"]) for e in of_phase(events, "X"))
-    assert total == int((result.timeline.end - result.timeline.start).sum())
+def test_a_box_ends_where_the_next_one_begins_in_whole_nanoseconds(
+    op: Callable[..., Any], program_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    # 1.4 + 1.4 ns: the second begins at 1 ns and ends at 3 ns. Durations rounded by themselves
+    # would be 1 ns each, and starts and durations of other sums overlap: viewers drop such boxes.
+    program, ticks = program_of([op(0, 1400), op(0, 1400)])
+    end = np.cumsum(ticks)
+    write_trace(Result(program, Timeline(end - ticks, end)), tmp_path / "t.json")
+    slices = of_phase(read(tmp_path / "t.json"), "X")
+    assert [(e["ts"], e["dur"]) for e in slices] == [
+        (0, Decimal("0.001")), (Decimal("0.001"), Decimal("0.002")),
+    ]  # fmt: skip
 
 
 def test_slices_of_one_track_never_overlap(events: list[Event]) -> None:
@@ -281,13 +291,29 @@ def test_names_that_json_must_escape_survive(
     assert of_phase(read(tmp_path / "t.json"), "X")[0]["args"]["cost"] == name
 
 
-def test_a_picosecond_is_not_lost_after_an_hour(
+def test_a_nanosecond_is_not_lost_after_an_hour(
     op: Callable[..., Any], program_of: Callable[..., Any], tmp_path: Path
 ) -> None:
     program, _ = program_of([op(0, 1)])
-    start = np.array([3600 * 10**12 + 1], np.int64)
-    write_trace(Result(program, Timeline(start, start + 1)), tmp_path / "t.json")
-    assert '"ts":3600000000.000001,"dur":0.000001,' in (tmp_path / "t.json").read_text("utf-8")
+    start = np.array([3600 * 10**12 + 1000], np.int64)
+    write_trace(Result(program, Timeline(start, start + 1000)), tmp_path / "t.json")
+    assert '"ts":3600000000.001,"dur":0.001,' in (tmp_path / "t.json").read_text("utf-8")
+
+
+def test_links_that_flows_share_have_counters_of_their_use(
+    scenario_of: Callable[..., Any], cluster_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    s = scenario_of(plan={"dp": 4}, cluster=cluster_of(2, 2), run={"network": "fluid"})
+    shared = simulate(s)
+    write_trace(shared, tmp_path / "t.json")
+    events = read(tmp_path / "t.json")
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names[4] == "shared links"
+    busiest = shared.links.hottest(1)[0]
+    name = f"link {shared.links.traffic.names[busiest]}"
+    values = [float(e["args"]["%"]) for e in events if e["name"] == name]
+    assert max(values) == pytest.approx(100 * shared.links.peak[busiest], abs=1e-3)
+    assert values[-1] == 0
 
 
 def test_a_program_without_ops_is_an_empty_trace(
@@ -298,9 +324,11 @@ def test_a_program_without_ops_is_an_empty_trace(
     assert read(tmp_path / "t.json") == []
 
 
-@pytest.mark.parametrize("name", ["t.pftrace", "t.gz", "t", "t.json.zip"])
+@pytest.mark.parametrize("name", ["t.perfetto", "t.gz", "t", "t.json.zip"])
 def test_any_other_kind_of_name_is_refused(bare: Result, tmp_path: Path, name: str) -> None:
-    with pytest.raises(DescriptionError, match=r"must end in \.json or \.json\.gz$"):
+    with pytest.raises(
+        DescriptionError, match=r"must end in \.json or \.json\.gz or \.pftrace or "
+    ):
         write_trace(bare, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 

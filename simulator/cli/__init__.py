@@ -12,6 +12,7 @@ import sys
 
 import click
 
+from simulator.cli.compare import compare
 from simulator.cli.exchange import import_group
 from simulator.cli.measured import export_group, import_chakra, import_kineto
 from simulator.cli.operate import operate
@@ -21,6 +22,7 @@ from simulator.cli.search import search
 from simulator.cli.show import show
 from simulator.cli.sweep import sweep
 from simulator.cli.validate import validate
+from simulator.cli.view import view
 from simulator.cli.whatif import whatif
 from simulator.errors import TrainsimError
 
@@ -35,7 +37,8 @@ def cli() -> None:
 
 
 VERBS = (
-    run, whatif, search, sweep, operate, check, show, import_group, export_group, validate,
+    run, view, compare, whatif, search, sweep, operate, check, show, import_group, export_group,
+    validate,
     calibrate,
 )  # fmt: skip
 

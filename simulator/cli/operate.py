@@ -6,7 +6,7 @@ from typing import Literal
 
 import click
 
-from simulator.cli.options import check_report, load, scenario_options, write_json
+from simulator.cli.options import check_report, jobs_option, load, scenario_options, write_json
 
 
 @click.command()
@@ -20,9 +20,11 @@ from simulator.cli.options import check_report, load, scenario_options, write_js
 @click.option("--plot", metavar="FILE", help="Draw where the time goes.")
 @click.option("--engine", type=click.Choice(["compiled", "reference"]), default="compiled",
               show_default=True, help="Both give the same numbers.")  # fmt: skip
+@jobs_option
 def operate(
     scenario: str, overrides: tuple[str, ...], days: float | None, seeds: int, intervals: bool,
     json_path: str | None, plot: str | None, engine: Literal["compiled", "reference"],
+    jobs: int | None,
 ) -> None:  # fmt: skip
     """Run SCENARIO for days: failures, recovery, checkpoints, goodput, energy and money."""
     check_report(json_path, plot)
@@ -30,7 +32,7 @@ def operate(
     from simulator.operate import operate as run_operations
     from simulator.operate.text import operated_dict, operated_text
 
-    operated = run_operations(loaded, days=days, seeds=seeds, engine=engine)
+    operated = run_operations(loaded, days=days, seeds=seeds, engine=engine, jobs=jobs)
     best = None
     if intervals:
         from simulator.operate.best import best_interval

@@ -27,6 +27,12 @@ set_option = click.option(
 )  # fmt: skip
 
 
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(min=1), metavar="COUNT",
+    help="Processes that share samples; the output is the same.  [default: one a core for many]",
+)  # fmt: skip
+
+
 def scenario_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the scenario argument and ``--set``."""
     return scenario_argument(set_option(command))

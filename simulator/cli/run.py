@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
@@ -12,6 +13,7 @@ from simulator.cli.options import (
     check_figures,
     check_outputs,
     figure_of,
+    jobs_option,
     load,
     scenario_options,
     write_json,
@@ -27,30 +29,35 @@ if TYPE_CHECKING:
 @click.command()
 @scenario_options
 @click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
-@click.option("--trace", metavar="FILE", help="Write a Perfetto/Chrome trace (.json, .json.gz).")
+@click.option("--trace", metavar="FILE", help="Write a trace (.pftrace, .json; either .gz).")
+@click.option(
+    "--kineto", metavar="FOLDER", help="Write traces as torch.profiler does, a file a rank."
+)
 @click.option(
     "--plot",
     "plots",
     multiple=True,
     metavar="[NAME=]FILE",
-    help="Draw pipeline (the default), breakdown, memory, loader, links, topology or jitter "
-    "(repeatable).",
+    help="Draw pipeline (the default), density, breakdown, roofline, memory, loader, links, "
+    "topology or jitter (repeatable).",
 )
 @click.option(
     "--trace-ranks",
     default="some",
     show_default=True,
     metavar="all|some|R,R,...",
-    help="Ranks of the trace; some: one of each stage of more than 64 ranks.",
+    help="Ranks of traces; some: one of each stage of more than 64 ranks.",
 )
 @click.option("--no-fold", is_flag=True, help="Run every rank, also those that run alike.")
 @click.option("--engine", type=click.Choice(["compiled", "events", "reference"]),
               default="compiled", show_default=True, help="All give the same times.")  # fmt: skip
 @click.option("--samples", type=click.IntRange(min=1),
               help="Steps drawn under [jitter], in place of jitter.samples.")  # fmt: skip
+@jobs_option
 def run(
     scenario: str, overrides: tuple[str, ...], json_path: str | None, trace: str | None,
-    plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str, samples: int | None,
+    kineto: str | None, plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str,
+    samples: int | None, jobs: int | None,
 ) -> int:  # fmt: skip
     """Simulate SCENARIO and report step time, memory and the bottleneck.
 
@@ -59,20 +66,25 @@ def run(
     """
     figures = [figure_of(text, ("jitter",)) for text in plots]
     check_outputs(json_path, trace, [path for _, path in figures])
-    if trace is None and trace_ranks != "some":
+    if trace is None and kineto is None and trace_ranks != "some":
         raise DescriptionError("--trace-ranks says which ranks --trace shows; give --trace too")
+    if kineto is not None:
+        from simulator.files import check_folder
+
+        check_folder(Path(kineto))
     loaded = load(scenario, overrides)
     ranks = ranks_of(trace_ranks, loaded.cluster.world_size)
     check_figures([name for name, _ in figures], loaded)
-    if samples is not None and loaded.jitter is None:
-        raise DescriptionError(f"--samples {samples}: {NO_JITTER}")
+    for name, given in (("--samples", samples), ("--jobs", jobs)):
+        if given is not None and loaded.jitter is None:
+            raise DescriptionError(f"{name} {given}: {NO_JITTER}")
     from simulator.api import simulate
 
     result = simulate(loaded, engine=engine, folded=not no_fold)
     from simulator.explore.remedies import find_remedies
 
     remedies = find_remedies(result)
-    jittered = _jittered(result, engine, samples)
+    jittered = _jittered(result, engine, samples, jobs)
     if json_path:
         write_json(
             result.to_dict()
@@ -85,6 +97,8 @@ def run(
         click.echo(f"{result}{remedies_text(remedies)}{_cost_text(result)}{_jitter_text(jittered)}")
     if trace:
         result.save_trace(trace, ranks)
+    if kineto:
+        result.save_kineto(kineto, ranks)
     for name, path in figures:
         if name != "jitter":
             getattr(result.plot, name)(path)
@@ -137,13 +151,15 @@ def _cost_dict(result: Result) -> dict[str, Any]:
     return {"cost": {"step": bill_dict(step), "million_tokens": bill_dict(million)}}
 
 
-def _jittered(result: Result, engine: str, samples: int | None) -> Jittered | None:
+def _jittered(
+    result: Result, engine: str, samples: int | None, jobs: int | None
+) -> Jittered | None:
     """Return the steps under jitter, where a scenario has any."""
     if result.scenario is None or result.scenario.jitter is None:
         return None
     from simulator.jitter import study
 
-    return study(result, engine=engine, samples=samples)
+    return study(result, engine=engine, samples=samples, jobs=jobs)
 
 
 def _jitter_text(jittered: Jittered | None) -> str:

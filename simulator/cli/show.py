@@ -240,4 +240,4 @@ def show_catalog() -> None:
     from simulator.describe import catalog
 
     for folder in catalog.FOLDERS:
-        click.echo(f"{folder}: {', '.join(catalog.names(folder))}")
+        click.echo(f"{folder}: {', '.join(catalog.names(folder)) or 'none'}")

@@ -6,11 +6,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from simulator.cli.options import OVER_CAPACITY, check_outputs, scenario_argument, write_json
 from simulator.errors import DescriptionError
+
+if TYPE_CHECKING:
+    from simulator.explore.sweep.swept import Swept
 
 
 @click.command()
@@ -28,8 +32,9 @@ from simulator.errors import DescriptionError
               help="Write the rows (.parquet, .csv); a journal beside it lets the same command go "
               "on after a kill.")  # fmt: skip
 @click.option("--json", "json_path", metavar="FILE", help="Write the rows as JSON; - for stdout.")
-@click.option("--plot", "plots", multiple=True, metavar="scaling=FILE",
-              help="Draw scaling over --devices.")  # fmt: skip
+@click.option("--plot", "plots", multiple=True, metavar="NAME=FILE",
+              help="Draw scaling (over --devices), bubble (over microbatches) or cost (over time) "
+              "(repeatable).")  # fmt: skip
 @click.option("--tokens", type=click.FloatRange(min=0, min_open=True),
               help="Of a whole run (samples, of images): adds its time and cost.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(min=1),
@@ -47,7 +52,8 @@ def sweep(
     change how many ranks are left to it.
     """
     figures = [_figure(text) for text in plots]
-    check_outputs(json_path, None, [Path(p) for p in (*figures, *([out] if out else []))])
+    outputs = [path for _, path in figures]
+    check_outputs(json_path, None, [Path(p) for p in (*outputs, *([out] if out else []))])
     from simulator.explore.sweep.point import DEVICES, SAMPLES
     from simulator.explore.sweep.run import grid_of, run_sweep
     from simulator.explore.sweep.values import parse_values
@@ -57,13 +63,18 @@ def sweep(
         if values is not None:
             option = f"--{key.replace('_', '-')}"
             lists |= _once([parse_values(f"{key}={values}", option)])
-    if figures and DEVICES not in lists:
-        raise DescriptionError("--plot scaling draws over devices; give --devices 1,2,4,...,64")
     grid = grid_of(lists, _once(parse_values(text, "--zip") for text in together), rows)
-    if figures:
+    drawn = [name for name, _ in figures]
+    if "scaling" in drawn:
+        if DEVICES not in lists:
+            raise DescriptionError("--plot scaling draws over devices; give --devices 1,2,4,...,64")
         from simulator.explore.sweep.scaling_plot import check_lines
 
         check_lines(len(grid) // len(lists[DEVICES]))
+    if "bubble" in drawn:
+        from simulator.explore.sweep.bubble_plot import check_bubble
+
+        check_bubble(grid.varied)
     try:
         with _bar(len(grid)) as progress:
             swept = run_sweep(
@@ -75,15 +86,12 @@ def sweep(
             click.echo(f"the same command goes on from {out}.journal", err=True)
         raise
     text = str(swept)
-    if figures:
+    if "scaling" in drawn:
         from simulator.explore.sweep.scaling import scaling, scaling_text
-        from simulator.explore.sweep.scaling_plot import scaling_figure
 
-        curves = scaling(swept)
-        parts = (swept.headline, scaling_text(curves), *swept.notes)
-        text = "\n".join(parts)
-        for path in figures:
-            scaling_figure(curves, path)
+        text = "\n".join((swept.headline, scaling_text(scaling(swept)), *swept.notes))
+    for name, path in figures:
+        _draw(name, swept, path)
     if json_path:
         write_json(swept.to_dict(), json_path)
     if json_path != "-":
@@ -93,15 +101,36 @@ def sweep(
     return 0 if swept.ran else OVER_CAPACITY
 
 
-def _figure(text: str) -> str:
-    """Return the file of a ``--plot`` value, after checking it."""
+FIGURES = ("scaling", "bubble", "cost")
+
+
+def _figure(text: str) -> tuple[str, str]:
+    """Return the figure and the file of a ``--plot`` value, after checking both."""
     from simulator.report.palette import check_path
 
     name, equals, path = text.partition("=")
-    if not equals or name != "scaling":
-        raise DescriptionError(f"--plot {text!r}: write scaling=FILE; there is no other figure")
+    if not equals or name not in FIGURES:
+        known = ", ".join(f"{name}=FILE" for name in FIGURES)
+        raise DescriptionError(f"--plot {text!r}: write one of {known}; there is no other figure")
     check_path(path)
-    return path
+    return name, path
+
+
+def _draw(name: str, swept: Swept, path: str) -> None:
+    """Save a figure of a sweep."""
+    if name == "scaling":
+        from simulator.explore.sweep.scaling import scaling
+        from simulator.explore.sweep.scaling_plot import scaling_figure
+
+        scaling_figure(scaling(swept), path)
+    elif name == "bubble":
+        from simulator.explore.sweep.bubble_plot import bubble_figure
+
+        bubble_figure(swept, path)
+    else:
+        from simulator.explore.sweep.cost_plot import cost_figure
+
+        cost_figure(swept, path)
 
 
 def _once(pairs: Iterable[tuple[str, list[object]]]) -> dict[str, list[object]]:

@@ -9,6 +9,7 @@ from simulator.errors import DescriptionError, suggestion
 
 FOLDERS = {
     "devices": ("topologies/devices", (".toml",)),
+    "calibrations": ("topologies/calibrations", (".toml",)),
     "nodes": ("topologies/nodes", (".toml",)),
     "storage": ("topologies/storage", (".toml",)),
     "models": ("workloads/models", (".json", ".toml")),
@@ -26,9 +27,10 @@ def root() -> Path:
 
 
 def names(folder: str) -> list[str]:
-    """Return the names in one part of the catalogue, sorted."""
+    """Return the names in one part of the catalogue, sorted; some parts may be empty."""
     place, suffixes = FOLDERS[folder]
-    return sorted(path.stem for path in (root() / place).iterdir() if path.suffix in suffixes)
+    files = (root() / place).iterdir() if (root() / place).is_dir() else ()
+    return sorted(path.stem for path in files if path.suffix in suffixes)
 
 
 def find(reference: str, folder: str, base: Path) -> Path:
@@ -46,7 +48,7 @@ def find(reference: str, folder: str, base: Path) -> Path:
         known, endings = names(folder), " or ".join(suffixes)
         raise DescriptionError(
             f"{reference!r} is not in the catalogue of {folder}{suggestion(reference, known)}"
-            f" (known: {', '.join(known)}; a path must hold a '/' or end in {endings})"
+            f" (known: {', '.join(known) or 'none'}; a path must hold a '/' or end in {endings})"
         )
     try:
         path = (base / reference).expanduser()
@@ -56,6 +58,10 @@ def find(reference: str, folder: str, base: Path) -> Path:
     except (OSError, RuntimeError) as error:  # too long a name, a closed folder, an unknown user
         reason = getattr(error, "strerror", None) or str(error)
         raise DescriptionError(f"{reference!r} cannot be read ({reason})") from None
+    if found and folder == "calibrations" and path.suffix not in suffixes:
+        raise DescriptionError(
+            f"{reference!r}: a device names a table of `trainsim calibrate --kernels`, in .toml"
+        )
     if not found:
         raise DescriptionError(f"no file {reference!r} (looked for {path})")
     return path

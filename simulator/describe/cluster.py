@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
+from simulator.describe.calibration import Calibration
 from simulator.describe.fields import (
     Bytes,
     BytesPerSecond,
@@ -68,6 +69,9 @@ class Device:
     context: Bytes = 500 * 2**20
     """What the driver's context and the code of loaded kernels take of the memory. ASSUMED where a
     file does not state it: no vendor prints it, and it depends on driver and libraries."""
+    calibration: Annotated[Calibration, Catalogued("calibrations")] | None = None
+    """Times of kernels measured on it, a file of ``trainsim calibrate --kernels``: they stand in
+    place of what the facts above give, between the sizes that were measured."""
     sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:

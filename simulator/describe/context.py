@@ -19,6 +19,12 @@ def context_problems(
         has = "is a list of layers" if isinstance(model, LayerList) else "has images"
         yield f"plan.cp {plan.cp} divides sequences of tokens, and {model.name} {has}"
         return
+    if model.num_decoder_layers or model.position == "relative":
+        what = "a decoder that attends to an encoder"
+        if not model.num_decoder_layers:
+            what = "scores with a learned bias"
+        yield f"plan.cp {plan.cp} does not divide {what}, as {model.name} has; set plan.cp = 1"
+        return
     if getattr(model, "kv_lora_rank", None):
         yield (
             f"plan.cp {plan.cp}: {model.name} attends to latent keys and values "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-from simulator.describe.fields import Bytes, Count, Range, Seconds, validate
+from simulator.describe.fields import Bytes, Count, Natural, Range, Seconds, validate
 from simulator.errors import DescriptionError, suggestion
 
 if TYPE_CHECKING:
@@ -57,8 +57,16 @@ class Data:
     """Gives `sample_bytes` and `transform_time` where these are absent; see `PRESETS`."""
     sample_bytes: Bytes | None = None
     """Of a sample as it lies on storage."""
+    sizes: tuple[Bytes, ...] = ()
+    """Bytes of samples in place of `sample_bytes`, each as likely as the others: some that were
+    measured, or quantiles."""
+    size_cv: Annotated[float, Range(0, 10)] = 0.0
+    """Coefficient of variation of the bytes of samples, log-normal around `sample_bytes`."""
+    seed: Natural = 0
+    """Of what is drawn of samples' sizes, for each replica by itself."""
     transform_time: Seconds | None = None
-    """Of one core for a sample: decoding, tokenising, augmenting, collating."""
+    """Of one core for a sample: decoding, tokenising, augmenting, collating. Where sizes differ, of
+    one of the mean size, and of others as their bytes."""
     device_bytes: Bytes | None = None
     """Of a sample as it goes to the device. Absent: of tokens inputs and targets in int64, of
     images three channels of fp32."""
@@ -89,12 +97,21 @@ class Data:
 
     def _problems(self) -> Iterator[str]:
         for name in ("sample_bytes", "transform_time"):
-            if self.preset is None and getattr(self, name) is None:
+            stated = getattr(self, name) is not None or (name == "sample_bytes" and self.sizes)
+            if self.preset is None and not stated:
                 yield f"Data.{name} is missing; state it, or a preset ({', '.join(PRESETS)})"
         if not self.workers:
             yield (
                 "Data.workers: 0 load nothing; to load in the training process, as torch does with "
                 "num_workers = 0, set workers = 1 and overlap = false"
+            )
+        if self.sizes and (self.sample_bytes is not None or self.size_cv):
+            other = "size_cv" if self.size_cv else "sample_bytes"
+            yield f"Data.sizes and {other} both say how large samples are; leave one of them out"
+        if self.seed and not self.sizes and not self.size_cv:
+            yield (
+                f"Data.seed: {self.seed} draws nothing, for samples are all alike; state size_cv "
+                "or sizes, or leave it out"
             )
         if not self.overlap and self.workers > 1:
             yield (
@@ -119,9 +136,9 @@ class Sample(NamedTuple):
     """What one sample takes on its way."""
 
     bytes: float
-    """On storage."""
+    """On storage; the mean of all."""
     seconds: float
-    """Of a core."""
+    """Of a core, likewise."""
     device_bytes: float
 
 
@@ -131,16 +148,19 @@ def sample_of(s: Scenario) -> Sample:
     assert data is not None  # callers ask where there is one
     pixels = s.run.image_size
     size, seconds = data.sample_bytes, data.transform_time
+    if data.sizes:
+        size = sum(data.sizes) / len(data.sizes)
     if data.preset is not None:
         preset = PRESETS[data.preset]
-        each = 1 if preset.images else s.sequence_length
+        each = 1 if preset.images else s.tokens_per_sample
         size = preset.bytes * each if size is None else size
         seconds = preset.seconds * each if seconds is None else seconds
     assert size is not None  # checked by Data
     assert seconds is not None
     copied = data.device_bytes
     if copied is None:
-        copied = 3 * FP32 * pixels**2 if pixels else 2 * INT64 * s.sequence_length
+        labels = s.run.decoder_sequence_length or s.sequence_length
+        copied = 3 * FP32 * pixels**2 if pixels else INT64 * (s.tokens_per_sample + labels)
     return Sample(size, seconds, float(copied))
 
 

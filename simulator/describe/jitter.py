@@ -86,6 +86,9 @@ class Jitter:
     are), log-normal with its time as the mean, independent of all others."""
     flow_cv: Spread = 0.0
     """Likewise of each message and collective, one draw for all its members."""
+    host_cv: Spread = 0.0
+    """Likewise of what a rank's host does beside steps: each request, read, transform and copy of a
+    batch, each snapshot, write and reading of a checkpoint. No other disturbance touches these."""
     gpu_cv: Spread = 0.0
     """Likewise of each rank: all its work takes one log-normal factor, drawn anew in each sample.
     On like GPUs of a cluster the same benchmark varies by 8 % on average, 22 % at most (Sinha et
@@ -116,7 +119,7 @@ class Jitter:
     def is_random(self) -> bool:
         """Whether samples differ."""
         drawn = self.random_slow_gpus, self.random_slow_links, self.interference
-        return bool(self.op_cv or self.flow_cv or self.gpu_cv) or any(
+        return bool(self.op_cv or self.flow_cv or self.host_cv or self.gpu_cv) or any(
             one is not None for one in drawn
         )
 
@@ -138,12 +141,11 @@ def jitter_problems(s: Scenario) -> Iterator[str]:
             "jitter is not modelled with plan.staleness, where replicas have no step in common; "
             "leave one of them out"
         )
-    for name in ("data", "checkpoint"):
-        if getattr(s, name) is not None:
-            yield (
-                f"jitter is not modelled with [{name}], whose reads and writes pass the end of a "
-                "step; leave one of them out"
-            )
+    if jitter.host_cv and s.data is None and s.checkpoint is None:
+        yield (
+            "jitter.host_cv is the spread of what hosts do for [data] and [checkpoint], and there "
+            "is neither; leave it out"
+        )
     if s.run.network == "fluid":
         for name in ("flow_cv", "slow_links", "random_slow_links"):
             if getattr(jitter, name):

@@ -23,6 +23,7 @@ from simulator.describe.fields import (
     Catalogued,
     OrFile,
     Rule,
+    Unit,
     complaint,
     described,
     from_text,
@@ -182,6 +183,10 @@ class Builder:
             item = typing.get_args(rule.base)[0]
             if described(item) and isinstance(raw, (list, tuple)):
                 return tuple(self.nested(typing.cast(type, item), r, here, None) for r in raw)
+            base, markers = split(item)
+            if any(isinstance(m, Unit) for m in markers) and isinstance(raw, (list, tuple)):
+                one = Rule(base, markers, False, True, (), dataclasses.MISSING)
+                return tuple(self.value(one, r, here, parent) for r in raw)
             wrong = complaint(raw, rule.base, rule.markers)
             if wrong is None:
                 return tuple(typing.cast("list[object]", raw))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from simulator.describe.fields import Count, Natural, Probability, validate
 from simulator.errors import DescriptionError
@@ -32,9 +32,18 @@ class Patches:
         return (self.image_size // self.patch_size) ** 2 + 1
 
 
+class LayerKind(NamedTuple):
+    """What tells the layers of a model apart."""
+
+    has_experts: bool
+    is_causal: bool
+    crosses: bool
+    """Whether it attends also to what an encoder has made."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A decoder or an encoder alone; names as in Hugging Face's ``config.json``.
+    """A decoder, an encoder, or both; names as in Hugging Face's ``config.json``.
 
     An encoder that norms after each sum (BERT) is the same chain of operators as one that norms
     before attention and MLP: its embedding's norm is the first layer's first, and its last layer's
@@ -45,6 +54,7 @@ class Model:
     hidden_size: Count
     intermediate_size: Count
     num_hidden_layers: Count
+    """All layers: those of an encoder, then those of its decoder."""
     num_attention_heads: Count
     num_key_value_heads: Count
     head_dim: Count
@@ -57,8 +67,10 @@ class Model:
     """`relu2` is the square of a ReLU."""
     gated_mlp: bool
     """Whether the MLP multiplies an activated gate with a second projection (SwiGLU)."""
-    position: Literal["learned", "rotary", "alibi"]
-    """`alibi` adds a fixed bias to scores (Press et al., 2021, arXiv 2108.12409)."""
+    position: Literal["learned", "rotary", "alibi", "relative"]
+    """`alibi` adds a fixed bias to scores (Press et al., 2021, arXiv 2108.12409), `relative` a
+    learned one, by how far apart query and key are (T5: Raffel et al., 2020, arXiv 1910.10683,
+    section 2.1)."""
     attention_bias: bool
     """Of the queries, keys and values, and of the output unless `output_bias` says otherwise."""
     mlp_bias: bool
@@ -70,7 +82,15 @@ class Model:
     attention_window: Count | None = None
     """Tokens back to which attention reaches; all when absent. Longer sequences are refused."""
     causal: bool = True
-    """Whether a token attends to itself and those before it; in an encoder it does to all."""
+    """Whether a token attends to itself and those before it; in an encoder it does to all, also
+    where a decoder follows."""
+    num_decoder_layers: Natural = 0
+    """The last layers, where they are a decoder that attends also to what the layers before them,
+    its encoder, have made (T5); none in a model of one stack. The embedding serves both, learned
+    positions with it (as NeMo's; BART has some for each)."""
+    relative_attention_num_buckets: Natural = 0
+    """With relative positions, the distances that are told apart: each has a number for every head,
+    the same in all layers of a stack."""
     token_types: Natural = 0
     """Kinds of token, each with a learned vector beside its position's (BERT's two sentences)."""
     embedding_norm: bool = False
@@ -88,6 +108,8 @@ class Model:
     hidden_dropout: Probability = 0.0
     """Dropout after the attention and the MLP."""
     attention_dropout: Probability = 0.0
+    inner_dropout: Probability = 0.0
+    """Dropout within the MLP, after its activation, and after the last norm of each stack (T5)."""
     q_lora_rank: Count | None = None
     """With latent attention, numbers that a token's queries are made from; queries come straight
     from the hidden state when absent."""
@@ -125,7 +147,7 @@ class Model:
 
     def __post_init__(self) -> None:
         validate(self)
-        problems = [*self._latent_problems(), *self._expert_problems()]
+        problems = [*self._stack_problems(), *self._latent_problems(), *self._expert_problems()]
         if problems:
             raise DescriptionError(problems)
         if self.num_attention_heads % self.num_key_value_heads:
@@ -138,6 +160,42 @@ class Model:
                 f"Model.max_position_embeddings: {self.max_position_embeddings} are not the "
                 f"{self.patches.tokens} patches and class token of an image"
             )
+
+    def _stack_problems(self) -> list[str]:
+        """Say what relative positions lack, and what is not modelled of an encoder and decoder."""
+        problems, buckets = [], self.relative_attention_num_buckets
+        if (self.position == "relative") != (buckets > 0):
+            problems.append(
+                f"Model.relative_attention_num_buckets: {buckets} is for position 'relative', not "
+                f"{self.position!r}; set 0"
+                if buckets
+                else "Model.relative_attention_num_buckets: missing beside position 'relative'"
+            )
+        decoder = self.num_decoder_layers
+        if not decoder:
+            return problems
+        if decoder >= self.num_hidden_layers:
+            problems.append(
+                f"Model.num_decoder_layers: {decoder} of {self.num_hidden_layers} layers leave none"
+                " to the encoder"
+            )
+        plain = {
+            "causal": True, "token_types": 0, "embedding_norm": False, "head_transform": False,
+            "pooler": False, "patches": None, "attention_window": None, "kv_lora_rank": None,
+            "num_experts": None, "num_nextn_predict_layers": 0,
+        }  # fmt: skip
+        problems += [
+            f"Model.num_decoder_layers: {decoder} with {name} {getattr(self, name)!r} is not "
+            "modelled; leave one of them out"
+            for name, value in plain.items()
+            if getattr(self, name) != value
+        ]
+        if self.position == "alibi":
+            problems.append(
+                f"Model.num_decoder_layers: {decoder} with position 'alibi' is not modelled; "
+                "'relative', 'learned' and 'rotary' are"
+            )
+        return problems
 
     def _latent_problems(self) -> list[str]:
         """Say what is missing of latent attention, or of no use without it."""
@@ -222,13 +280,23 @@ class Model:
         return self.num_experts_per_tok or 0
 
     @property
-    def has_experts(self) -> tuple[bool, ...]:
-        """Whether each layer has experts, those that predict further ahead last."""
+    def num_encoder_layers(self) -> int:
+        """Layers before those of a decoder; 0 in a model of one stack."""
+        return self.num_hidden_layers - self.num_decoder_layers if self.num_decoder_layers else 0
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer, those that predict further ahead last."""
         count = self.num_hidden_layers + self.num_nextn_predict_layers
         first, every = self.first_k_dense_replace, self.moe_layer_freq
+        encoder, decodes = self.num_encoder_layers, self.num_decoder_layers > 0
         return tuple(
-            self.num_experts is not None and layer >= first and layer % every == 0
-            for layer in range(count)
+            LayerKind(
+                has_experts=self.num_experts is not None and i >= first and i % every == 0,
+                is_causal=self.causal and i >= encoder,
+                crosses=decodes and i >= encoder,
+            )
+            for i in range(count)
         )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from simulator.describe.fields import (
     Bytes,
@@ -18,6 +18,9 @@ from simulator.describe.fields import (
     validate,
 )
 from simulator.errors import DescriptionError
+
+if TYPE_CHECKING:
+    from simulator.describe.scenario import Scenario
 
 RULES = ("young", "daly")
 """Names of rules for a checkpoint interval."""
@@ -89,7 +92,8 @@ class Checkpoint:
     state: Bytes | None = None
     """Bytes of a checkpoint; absent: those of the model's weights and optimizer states."""
     write_bandwidth: BytesPerSecond | None = None
-    """At which storage takes what all write at once."""
+    """At which storage takes what all write at once. Where neither this nor a time is stated, times
+    and bytes are those of the scenario's `[checkpoint]`, simulated."""
     write_time: Seconds | None = None
     """Stated instead of the bandwidth."""
     read_bandwidth: BytesPerSecond | None = None
@@ -108,11 +112,6 @@ class Checkpoint:
             raise DescriptionError(problems)
 
     def _problems(self) -> Iterator[str]:
-        if self.write_time is None and self.write_bandwidth is None:
-            yield (
-                "Checkpoint.write_bandwidth is missing: say at what rate storage takes a "
-                'checkpoint, as write_bandwidth = "100 GB/s", or its write_time'
-            )
         for time, bandwidth in (
             ("write_time", "write_bandwidth"),
             ("restore_time", "read_bandwidth"),
@@ -124,6 +123,11 @@ class Checkpoint:
             for name in ("snapshot_time", "snapshot_bandwidth"):
                 if getattr(self, name) is not None:
                     yield f"Checkpoint.{name} is for asynchronous = true"
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether the time of a write is stated; else it is simulated."""
+        return self.write_time is not None or self.write_bandwidth is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,3 +173,20 @@ class Operations:
 
     def __post_init__(self) -> None:
         validate(self)
+
+
+def operations_problems(s: Scenario) -> Iterator[str]:
+    """Say what of a scenario's operations does not fit the rest of it."""
+    if s.operations is None or s.operations.checkpoint.is_stated:
+        return
+    if s.checkpoint is None:
+        yield (
+            "operations.checkpoint.write_bandwidth is missing: say at what rate storage takes a "
+            'checkpoint, as write_bandwidth = "100 GB/s", or its write_time; or describe '
+            "[checkpoint], whose times are simulated then"
+        )
+    elif s.operations.checkpoint.asynchronous and not s.checkpoint.asynchronous:
+        yield (
+            "operations.checkpoint.asynchronous: its times are to be those of [checkpoint], which "
+            "is synchronous; set checkpoint.asynchronous = true, or state a write_time"
+        )

@@ -55,7 +55,9 @@ class Run:
     global_batch_size: Count
     """Samples of one optimizer step over all ranks."""
     sequence_length: Count | None = None
-    """Tokens of one sample."""
+    """Tokens of one sample; those that its encoder reads where a decoder follows it."""
+    decoder_sequence_length: Count | None = None
+    """Tokens of one sample that the decoder of an encoder reads, and predicts."""
     image_size: Count | None = None
     """Pixels along each side of one sample, where samples are images instead."""
     precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "bf16"
@@ -134,6 +136,12 @@ class Run:
     warm_up: Seconds = 0.0
     """What the first step begins with on every rank, before it computes: kernels compiled and
     chosen, communicators and caches made. Loaders work meanwhile."""
+    log_time: Seconds = 0.0
+    """What each host takes to log, in which its rank computes nothing: it reads the loss from the
+    device, which it waits for, and launches the next step afterwards."""
+    log_every: Count | None = None
+    """Steps from one log to the next; each of them when absent. Where so many are not simulated,
+    one is before the last of them."""
     detail: Literal["stage", "layer", "kernel"] = "layer"
     """How finely a pass is cut into ops: an op a `kernel`; a run of kernels of a `layer` between
     collectives; a few ops a `stage`, for sweeps (a layer's where plan.tp_overlap or zero 2

@@ -22,6 +22,11 @@ def positions(model: Model | ResNet | LayerList, run: Run) -> int:
     return model.patches.tokens if model.patches else run.sequence_length or 0
 
 
+def tokens(model: Model | ResNet | LayerList, run: Run) -> int:
+    """Return the tokens of one sample as throughput counts them: an encoder's and a decoder's."""
+    return positions(model, run) + (run.decoder_sequence_length or 0)
+
+
 def sample_problems(model: Model | ResNet | LayerList, plan: Plan, run: Run) -> Iterator[str]:
     """Say what is missing of a sample, or of no use to its model."""
     if isinstance(model, LayerList):
@@ -40,6 +45,17 @@ def sample_problems(model: Model | ResNet | LayerList, plan: Plan, run: Run) -> 
             yield f"run.sequence_length is missing: the tokens of one sample of {model.name}"
         if run.image_size is not None:
             yield f"run.image_size {run.image_size} is for images, and {model.name} reads text"
+    decodes, length = getattr(model, "num_decoder_layers", 0) > 0, run.decoder_sequence_length
+    if decodes and length is None:
+        yield (
+            f"run.decoder_sequence_length is missing: the tokens of one sample that the decoder of "
+            f"{model.name} reads"
+        )
+    if length is not None and not decodes:
+        yield (
+            f"run.decoder_sequence_length {length} is for decoders that follow an encoder, and "
+            f"{model.name} has none; leave it out"
+        )
     if isinstance(model, ResNet):
         yield from _convolution_problems(model, plan, run)
     elif model.patches:
@@ -62,7 +78,7 @@ def _patch_problems(model: Model, plan: Plan, run: Run) -> Iterator[str]:
 
 def _list_problems(model: LayerList, plan: Plan, run: Run) -> Iterator[str]:
     """Say what is not modelled of a list of layers."""
-    for name in ("sequence_length", "image_size"):
+    for name in ("sequence_length", "decoder_sequence_length", "image_size"):
         if getattr(run, name) is not None:
             yield (
                 f"run.{name} {getattr(run, name)}: {model.name} is a list of layers with the sizes "

@@ -1,4 +1,4 @@
-"""A checkpoint in the midst of the steps that are simulated."""
+"""Checkpoints in the midst of the steps that are simulated, and a state that is read back first."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ class Save:
     them writes all, and the others wait."""
     before_step: Count | None = None
     """The step, counted from 0, before which it is taken; the last one when absent."""
+    every: Count | None = None
+    """Steps from one to the next, the first before this one; in place of `before_step`. One that is
+    asynchronous waits until the one before it has been written."""
+    barrier: bool = True
+    """Whether it is complete when all ranks have met after their writes, as in torch's
+    `distributed.checkpoint` and Megatron-LM; else each rank goes by its own write."""
+    restore: bool = False
+    """Whether ranks begin by reading the state back and copying it to their devices, as after a
+    failure; each reads all that it holds."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -48,6 +57,14 @@ def save_problems(s: Scenario) -> Iterator[str]:
     if s.run.num_steps < 2:
         yield (
             "checkpoint: is taken between two steps, and run.num_steps is 1; set run.num_steps = 2"
+        )
+    elif save.every is not None and save.before_step is not None:
+        yield ("checkpoint.before_step and every both say when it is taken; leave one of them out")
+    elif save.every is not None and save.every >= s.run.num_steps:
+        yield (
+            f"checkpoint.every {save.every}: the first one would be before step {save.every}, of "
+            f"steps 0 to {s.run.num_steps - 1}; set run.num_steps = {save.every + 1} or more, or "
+            "leave it out for one before the last step"
         )
     elif save.before_step is not None and save.before_step >= s.run.num_steps:
         yield (

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from simulator.describe.between import Evaluation, between_problems, copies_problem
 from simulator.describe.cluster import Cluster
 from simulator.describe.context import context_problems
 from simulator.describe.cost import Cost
 from simulator.describe.data import Data, data_problems
+from simulator.describe.encoder_decoder import encoder_decoder_problems
 from simulator.describe.experts import expert_problems
 from simulator.describe.fields import validate
 from simulator.describe.halves import schedule_contradictions
@@ -19,11 +21,11 @@ from simulator.describe.layer_list import LayerList
 from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
 from simulator.describe.network import Network
-from simulator.describe.operations import Operations
+from simulator.describe.operations import Operations, operations_problems
 from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import FP32_BYTES, PRECISIONS, Precision, Run
-from simulator.describe.sample import positions, sample_problems
+from simulator.describe.sample import positions, sample_problems, tokens
 from simulator.describe.save import Save, save_problems
 from simulator.describe.stages import division_problems, even_layers, listed_layers
 from simulator.describe.target import target_of, target_problems
@@ -52,7 +54,9 @@ class Scenario:
     data: Data | None = None
     """How samples reach the devices; absent: they are there."""
     checkpoint: Save | None = None
-    """A checkpoint between two of the steps that are simulated."""
+    """Checkpoints between the steps that are simulated."""
+    evaluation: Evaluation | None = None
+    """Passes forward over held-out samples between steps."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -93,12 +97,19 @@ class Scenario:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens (`sequence_length`) of one optimizer step over all ranks."""
-        return self.run.global_batch_size * self.sequence_length
+        """Tokens (`tokens_per_sample`) of one optimizer step over all ranks."""
+        return self.run.global_batch_size * self.tokens_per_sample
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of one sample, those of an encoder and its decoder added up."""
+        return tokens(self.model, self.run)
 
     @property
     def sequence_length(self) -> int:
-        """Tokens of one sample; of an image its patches, or one for the whole of it."""
+        """Tokens of one sample; of an image its patches, or one for the whole of it. Where a
+        decoder follows an encoder, the encoder's.
+        """
         return positions(self.model, self.run)
 
 
@@ -144,6 +155,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
     yield from _offload(s)
     if isinstance(model, Model):
         yield from expert_problems(model, plan, run, cluster.ranks_per_node)
+        yield from encoder_decoder_problems(model, plan, run)
     if plan.recompute == "selective-op" and run.attention == "unfused":
         yield (
             "plan.recompute 'selective-op' saves the result of fused attention, and run.attention "
@@ -166,6 +178,8 @@ def _contradictions(s: Scenario) -> Iterator[str]:
     yield from jitter_problems(s)
     yield from data_problems(s)
     yield from save_problems(s)
+    yield from between_problems(s)
+    yield from operations_problems(s)
 
 
 def _attention(model: Model, s: Scenario) -> Iterator[str]:
@@ -177,11 +191,13 @@ def _attention(model: Model, s: Scenario) -> Iterator[str]:
             f"run.sequence_length {length} is more than the {window} tokens back to "
             f"which {model.name} attends; attention in a window is not modelled"
         )
-    if model.position == "learned" and length > model.max_position_embeddings:
-        yield (
-            f"run.sequence_length {length} is more than the "
-            f"{model.max_position_embeddings} positions that {model.name} has learned"
-        )
+    read = {"sequence_length": length, "decoder_sequence_length": s.run.decoder_sequence_length}
+    for name, count in read.items():
+        if model.position == "learned" and (count or 0) > model.max_position_embeddings:
+            yield (
+                f"run.{name} {count} is more than the {model.max_position_embeddings} positions "
+                f"that {model.name} has learned"
+            )
 
 
 def _placement(plan: Plan, cluster: Cluster) -> Iterator[str]:
@@ -223,7 +239,8 @@ def _stages(s: Scenario) -> Iterator[str]:
     yield from problems
     yield from _layout(s)
     if not problems and (plan.stage_cut == "uniform" or plan.layers_per_stage is not None):
-        yield from _beyond_a_stage(plan, max(s.layers_per_stage))
+        decodes = getattr(model, "num_decoder_layers", 0) > 0
+        yield from _beyond_a_stage(plan, max(s.layers_per_stage), decodes)
 
 
 def _layout(s: Scenario) -> Iterator[str]:
@@ -256,17 +273,18 @@ def _is_looped(s: Scenario) -> bool:
     return held == tuple(tuple(range(r, plan.num_stages, plan.pp)) for r in range(plan.pp))
 
 
-def _beyond_a_stage(plan: Plan, layers: int) -> Iterator[str]:
+def _beyond_a_stage(plan: Plan, layers: int, decodes: bool) -> Iterator[str]:
     """Say which counts are more than the layers of the largest stage."""
     if plan.recompute_layers is not None and plan.recompute_layers > layers:
         yield (
             f"plan.recompute_layers {plan.recompute_layers}: no stage has more than {layers} "
             "layers; leave it out to recompute all"
         )
-    if plan.zero == 3 and plan.prefetch > layers + 2:  # embedding and head are blocks too
+    most = layers + 2 + decodes  # embedding and head are blocks too, and what a decoder begins with
+    if plan.zero == 3 and plan.prefetch > most:
         yield (
-            f"plan.prefetch {plan.prefetch}: a pass of a stage gathers no more than {layers + 2} "
-            f"blocks; set plan.prefetch = {layers + 2} or fewer"
+            f"plan.prefetch {plan.prefetch}: a pass of a stage gathers no more than {most} "
+            f"blocks; set plan.prefetch = {most} or fewer"
         )
 
 
@@ -286,6 +304,8 @@ def _schedule(s: Scenario) -> Iterator[str]:
     elif s.num_microbatches:
         problems = list(target_problems(plan))
         yield from problems or schedule_contradictions(s.model, plan, s.run, s.num_microbatches)
+        if not problems:
+            yield from copies_problem(s)
 
 
 def _flows_apart(s: Scenario) -> Iterator[str]:
@@ -338,7 +358,7 @@ def _offload(s: Scenario) -> Iterator[str]:
 
 def _tensor_parallel(model: Model, tp: int) -> Iterator[str]:
     divided = ["num_attention_heads", "num_key_value_heads"]
-    if not all(model.has_experts):
+    if not all(kind.has_experts for kind in model.layer_kinds):
         divided.append("intermediate_size")
     if model.num_shared_experts:
         divided.append("moe_intermediate_size")

@@ -116,7 +116,7 @@ def advise(found: Sequence[Found], critical_tokens: float, left_out: Sequence[st
         left_out: batches that could not be searched, and why.
     """
     batches, out = [], list(left_out)
-    length = found[0].scenario.sequence_length
+    length = found[0].scenario.tokens_per_sample
     for one in found:
         samples = one.scenario.run.global_batch_size
         if not one.best:

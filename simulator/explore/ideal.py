@@ -100,6 +100,8 @@ def _hardware(s: Scenario) -> Iterator[Ideal]:
         if s.cluster.node.nic.plugin_latency:
             settings[f"{node}.nic.plugin_latency"] = "0 s"
         yield Ideal(name="infinite network", settings=settings)
+    if s.cluster.node.device.calibration is not None:
+        return  # measured times do not say what of them was memory, or a gap
     yield Ideal(
         name="infinite memory bandwidth", owner="memory",
         settings={f"{node}.device.memory_bandwidth": ENDLESS},

@@ -17,9 +17,9 @@ from simulator.explore.bound import Bounds
 from simulator.explore.change import by_stage, each_flow_alone
 from simulator.explore.narrow import exhaust, narrow
 from simulator.explore.objective import OBJECTIVES, Deadline, order, priced
-from simulator.explore.pool import cores
 from simulator.explore.space import Candidate, Space, plan_space
 from simulator.explore.trial import Task, Trial, run_trials
+from simulator.pool import cores
 
 BUDGET = 1000
 """Plans that are simulated at most, unless somebody asks for more."""

@@ -11,8 +11,8 @@ from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.errors import DeadlockError, DescriptionError
 from simulator.explore.change import Settings
-from simulator.explore.pool import mapped
 from simulator.operate.cost import step_bills
+from simulator.pool import mapped
 
 
 class Task(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulator.describe.cluster import Device, Node
+from simulator.hardware.calibration import measured
 from simulator.hardware.gemm import alignment, gemm_slots
 from simulator.hardware.host import host_seconds
 from simulator.program import OFF_DEVICE, Kernel, Work
@@ -27,13 +28,17 @@ Heads of 64 reach 299 of 335 and 388 of 539; 0.78 lies between.
 def kernel_seconds(kernel: Kernel, device: Device) -> tuple[float, str]:
     """Return the seconds of a kernel without its launch gap, and which bound held.
 
+    Of a kernel that the device's calibration covers they are what was measured, with the gap.
+
     max(FLOPs / (peak x efficiency), bytes / (bandwidth x efficiency)): the roofline of Williams et
     al., 2009, with the sustained shares that the device's file states in place of the peaks. How
     much of its share a product reaches follows from its shape: `gemm`.
     """
     arithmetic = _arithmetic_seconds(kernel, device)
     memory = kernel.bytes / (device.memory_bandwidth * device.memory_efficiency)
-    return (arithmetic, "compute") if arithmetic >= memory else (memory, "memory")
+    seconds, bound = max((arithmetic, "compute"), (memory, "memory"), key=lambda each: each[0])
+    found = measured(kernel, device).seconds if device.calibration is not None else None
+    return (seconds if found is None else found), bound
 
 
 def _arithmetic_seconds(kernel: Kernel, device: Device) -> float:
@@ -70,6 +75,8 @@ def work_seconds(work: Work, node: Node, devices: int = 0) -> dict[str, float]:
             continue
         seconds, bound = kernel_seconds(kernel, node.device)
         gap = max(node.device.launch_overhead, node.host_launch - seconds)
+        if node.device.calibration and measured(kernel, node.device).seconds is not None:
+            gap = 0.0
         by_bound[bound] += kernel.count * seconds
         by_bound["launch"] += kernel.count * gap
     return by_bound

@@ -15,6 +15,8 @@ def causes(jitter: Jitter) -> dict[str, dict[str, Any]]:
         out[f"noise of work, cv {jitter.op_cv:.3g}"] = {"op_cv": 0.0}
     if jitter.flow_cv:
         out[f"noise of flows, cv {jitter.flow_cv:.3g}"] = {"flow_cv": 0.0}
+    if jitter.host_cv:
+        out[f"noise of hosts, cv {jitter.host_cv:.3g}"] = {"host_cv": 0.0}
     if jitter.gpu_cv:
         out[f"spread of GPUs, cv {jitter.gpu_cv:.3g}"] = {"gpu_cv": 0.0}
     for field, what in (("slow_gpus", "GPU"), ("slow_links", "link")):

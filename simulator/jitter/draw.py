@@ -1,8 +1,9 @@
 """What is drawn before anything runs, and the ticks of ops that come of it.
 
 `default_rng([seed, rank, kind])` draws for one rank and one kind of disturbance, sample after
-sample. So neither another rank, nor another disturbance, nor more samples move what it draws, and
-taking samples in batches of any size gives the same.
+sample; after each `BLOCK` of samples another one, `[seed, rank, kind, block]`, goes on. So neither
+another rank, nor another disturbance, nor more samples move what is drawn, and taking samples in
+batches of any size, or blocks in any number of processes, gives the same.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from simulator.units import TICKS_PER_SECOND, to_ticks
 
 Float64 = npt.NDArray[np.float64]
 
-OPS, FLOWS, GPUS, LINKS, PHASES, SPEEDS = range(6)
-"""Kinds of what is drawn: the last number of a stream's seed."""
+OPS, FLOWS, GPUS, LINKS, PHASES, SPEEDS, HOSTS = range(7)
+"""Kinds of what is drawn: the third number of a stream's seed."""
+
+BLOCK = 16
+"""Samples that one stream draws."""
 
 
 class Draws(NamedTuple):
@@ -31,9 +35,11 @@ class Draws(NamedTuple):
 
     samples: int
     ops: Float64
-    """(rows of work, samples, tiles): time over its mean."""
+    """(rows of work, samples, tiles): time over its mean; `Kinds` says which rows these are."""
     flows: Float64
     """(rows of flows, samples, tiles), the same for all members of one."""
+    hosts: Float64
+    """(rows beside steps, samples, tiles), likewise."""
     gpus: npt.NDArray[np.bool_]
     """(samples, ranks): whether a rank drew to be slow."""
     links: npt.NDArray[np.bool_]
@@ -43,12 +49,42 @@ class Draws(NamedTuple):
     """(samples, ranks): time of a rank's work over its mean."""
 
 
-def drawn(program: Program, jitter: Jitter, batches: Sequence[int]) -> Iterator[Draws]:
-    """Yield what is drawn for so many samples after another."""
+class Kinds(NamedTuple):
+    """Rows of a program by what can disturb them."""
+
+    work: Int64
+    flows: Int64
+    hosts: Int64
+    """What hosts do beside steps."""
+
+    @classmethod
+    def of(cls, program: Program) -> Kinds:
+        """Return the rows of a program."""
+        flow, beside = program.is_flow, program.is_beside
+        return cls(*map(np.flatnonzero, (~flow & ~beside, flow & ~beside, beside)))
+
+
+def drawn(
+    program: Program, jitter: Jitter, samples: range, most: int | None = None
+) -> Iterator[Draws]:
+    """Yield what is drawn for some samples, at most so many (all of a block) at a time.
+
+    The first of them must be the first of a block.
+    """
+    for first in range(samples.start, samples.stop, BLOCK):
+        count = min(BLOCK, samples.stop - first)
+        size = most or count
+        sizes = [min(size, count - done) for done in range(0, count, size)]
+        yield from _block(program, jitter, first // BLOCK, sizes)
+
+
+def _block(program: Program, jitter: Jitter, block: int, batches: Sequence[int]) -> Iterator[Draws]:
+    """Yield what is drawn for so many samples of a block after another."""
 
     def streams(kind: int, wanted: object) -> list[np.random.Generator]:
         ranks = range(program.num_ranks) if wanted else ()
-        return [np.random.default_rng([jitter.seed, rank, kind]) for rank in ranks]
+        more = [block] * (block > 0)
+        return [np.random.default_rng([jitter.seed, rank, kind, *more]) for rank in ranks]
 
     def each(kind: int, wanted: object, *, normal: bool = False) -> Float64:
         """Return (samples, ranks) numbers from 0 to 1, or normal ones; (samples, 0) if unwanted."""
@@ -65,16 +101,18 @@ def drawn(program: Program, jitter: Jitter, batches: Sequence[int]) -> Iterator[
     phase = (each(PHASES, jitter.interference) * period).astype(np.int64)
     speeds = _log_normal(each(SPEEDS, jitter.gpu_cv, normal=True), jitter.gpu_cv)
     of_ops, of_flows = streams(OPS, jitter.op_cv), streams(FLOWS, jitter.flow_cv)
-    work, flows = np.flatnonzero(~program.is_flow), np.flatnonzero(program.is_flow)
-    first = 0
+    of_hosts = streams(HOSTS, jitter.host_cv)
+    rows, first = Kinds.of(program), 0
     for n in batches:
         some = slice(first, first + n)
         first += n
-        noise = _normal(program, flows, n, of_flows, jitter.flow_cv)
+        noise = _normal(program, rows.flows, n, of_flows, jitter.flow_cv)
+        beside = _normal(program, rows.hosts, n, of_hosts, jitter.host_cv)
         yield Draws(
             n,
-            _normal(program, work, n, of_ops, jitter.op_cv),
-            _of_first_members(program, noise),
+            _normal(program, rows.work, n, of_ops, jitter.op_cv),
+            _of_first_members(program, rows.flows, noise),
+            _of_first_members(program, rows.hosts, beside),
             slow_gpu[some],
             slow_link[some],
             phase[some],
@@ -114,19 +152,18 @@ def _log_normal(z: Float64, cv: float) -> Float64:
     return numbers
 
 
-def _of_first_members(program: Program, factor: Float64) -> Float64:
+def _of_first_members(program: Program, rows: Int64, factor: Float64) -> Float64:
     """Give each member of a flow what its first one drew: on the first tile, in the first row."""
-    if not len(factor):
+    meeting = np.flatnonzero(program.joint[rows] != NONE) if len(factor) else np.zeros(0, np.int64)
+    if not len(meeting):
         return factor
-    rows = np.flatnonzero(program.is_flow)
-    position = np.cumsum(program.is_flow) - 1
-    joint = program.joint[rows]
-    first = position[program.joint_members.ranks[program.joint_members.offset[joint]]]
-    partition, out = program.partition[joint], np.empty_like(factor)
+    members, joint = program.joint_members, program.joint[rows[meeting]]
+    first = np.searchsorted(rows, members.ranks[members.offset[joint]])
+    partition, out = program.partition[joint], factor.copy()
     for p, classes in enumerate(program.classes):
         _, index, inverse = np.unique(classes, return_index=True, return_inverse=True)
         here = partition == p
-        out[here] = factor[first[here]][:, :, index[inverse.reshape(-1)]]
+        out[meeting[here]] = factor[first[here]][:, :, index[inverse.reshape(-1)]]
     return out
 
 
@@ -148,7 +185,7 @@ def disturbed(program: Program, base: Int64, jitter: Jitter, draws: Draws) -> In
     gpus = _factors(program, jitter.slow_gpus, jitter.random_slow_gpus, draws.gpus)
     if jitter.gpu_cv:
         gpus = draws.speeds if gpus is None else gpus * draws.speeds
-    work = np.flatnonzero(~program.is_flow)
+    work, flows, hosts = Kinds.of(program)
     for place, ranks in enumerate(program.tile_ranks):
         own = np.flatnonzero(program.rank[work] == place)
         rows = work[own]
@@ -156,12 +193,12 @@ def disturbed(program: Program, base: Int64, jitter: Jitter, draws: Draws) -> In
         if jitter.op_cv:
             factors.append(draws.ops[own])
         out[rows] = _times(wide[rows], factors)
-    flows = np.flatnonzero(program.is_flow)
     links = _factors(program, jitter.slow_links, jitter.random_slow_links, draws.links)
     factors = [] if links is None else [_slowest_member(program, flows, links)]
     if jitter.flow_cv:
         factors.append(draws.flows)
     out[flows] = _times(wide[flows], factors)
+    out[hosts] = _times(wide[hosts], [draws.hosts] if jitter.host_cv else [])
     _check_clock(out, jitter.interference)
     return out.reshape(len(out), n * tiles)
 

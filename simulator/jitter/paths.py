@@ -7,7 +7,8 @@ that nothing disturbs is the *delay* of its rank and kind. A flow counts as its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -45,6 +46,18 @@ class Delays:
     critical: Int64
     """(places, tiles): samples in which it is none."""
 
+    @classmethod
+    def of(cls, parts: Sequence[Delays]) -> Delays:
+        """Return what all samples show, from what parts of them do, in order."""
+        join = {
+            f.name: np.concatenate if f.name in BY_SAMPLE else np.add.reduce for f in fields(cls)
+        }
+        return cls(**{name: how([getattr(p, name) for p in parts]) for name, how in join.items()})
+
+
+BY_SAMPLE = ("window", "most", "op", "last")
+"""What `Delays` has a row of for each sample; all else is summed."""
+
 
 class Paths:
     """Adds up critical paths, some samples at a time."""
@@ -67,7 +80,7 @@ class Paths:
         self.base = end - start
         last_step = program.step == program.step.max(initial=0)
         self.candidates = program.last_of_steps[last_step[program.last_of_steps]]
-        work = ~program.is_flow & last_step
+        work = ~program.is_flow & ~program.is_beside & last_step
         self.place = np.where(work, program.rank, NONE).astype(np.int64)
 
     def add(self, start: Int64, end: Int64, samples: int) -> None:
@@ -95,7 +108,8 @@ class Paths:
         rows, on = path[:count, 0], path[:count, 1]
         first, last = start[rows, base + on], end[rows, base + on]
         ticks = last - np.maximum(first, begin)
-        longer = last - first - self.base[rows, self.column[on] if self.base.shape[1] > 1 else 0]
+        usual = self.base[rows, self.column[on] if self.base.shape[1] > 1 else 0]
+        longer = np.minimum(last - first - usual, ticks)  # of what began before, what is left of it
         places, kinds = p.rank[rows], self.kind[rows]
         np.add.at(self.on_path, (places, on), ticks)
         np.add.at(self.path_kind, kinds, ticks)
@@ -132,7 +146,7 @@ class Paths:
         for last in range(len(offset) - 1, 0, -stride):
             find_slack(
                 end.size, max(0, last - stride), last, offset, rows, partition, *p.nexts, classes,
-                limit, self.place, start, end, slack,
+                limit, p.is_beside, self.place, start, end, slack,
             )  # fmt: skip
         by_sample = slack.reshape(len(slack), samples, tiles)
         self.slack += by_sample.sum(axis=1)

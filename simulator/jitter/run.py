@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +14,11 @@ from simulator.describe.jitter import Jitter
 from simulator.engine import Folding, run, run_side_by_side
 from simulator.errors import DescriptionError
 from simulator.jitter.causes import causes
-from simulator.jitter.draw import Draws, disturbed, drawn, pauses_of
-from simulator.jitter.paths import Paths, step_windows
+from simulator.jitter.draw import BLOCK, Draws, disturbed, drawn, pauses_of
+from simulator.jitter.paths import Delays, Paths, step_windows
 from simulator.jitter.result import Jittered
 from simulator.pauses import Pauses
+from simulator.pool import cores, mapped
 from simulator.program import Int64, Program
 from simulator.report.result import Result
 from simulator.traffic import Traffic
@@ -24,9 +26,27 @@ from simulator.traffic import Traffic
 CELLS = 20_000_000
 """Ops of all samples that run side by side, each of 40 bytes."""
 
+MANY = 400_000_000
+"""Ops of all samples from which processes share them: some seconds."""
+
+
+class Sampled(NamedTuple):
+    """What becomes of some samples."""
+
+    steps: Int64
+    """Ticks of their steps."""
+    delays: Delays | None
+    without: dict[str, Int64]
+    """Ticks of the same steps, replayed without one disturbance."""
+
 
 def study(
-    result: Result, *, engine: str = "compiled", samples: int | None = None, cells: int = CELLS
+    result: Result,
+    *,
+    engine: str = "compiled",
+    samples: int | None = None,
+    cells: int = CELLS,
+    jobs: int | None = None,
 ) -> Jittered:
     """Return the steps of a scenario under its jitter, and what they owe to each disturbance.
 
@@ -38,9 +58,35 @@ def study(
         engine: one of `simulator.engine.ENGINES`; all give the same.
         samples: how many, in place of `jitter.samples`; one where nothing is drawn.
         cells: ops that run side by side; it moves no number.
+        jobs: processes that share the samples; it moves no number. As many as there are cores,
+            where there is much to do, when absent.
 
     Raises:
         DescriptionError: when the scenario has no jitter, or is too large.
+    """
+    jitter = jitter_of(result, samples)
+    parts = _sampled(result, jitter, engine, cells, jobs, explained=True)
+    every = [part.delays for part in parts if part.delays is not None]
+    without = {
+        name: np.concatenate([part.without[name] for part in parts]) for name in parts[0].without
+    }
+    return Jittered(result, jitter, Delays.of(every), without)
+
+
+def step_ticks(
+    result: Result, *, engine: str = "compiled", samples: int | None = None, jobs: int | None = None
+) -> Int64:
+    """Return the ticks of a scenario's step in each sample, as `study` finds them, and no more."""
+    jitter = jitter_of(result, samples)
+    parts = _sampled(result, jitter, engine, CELLS, jobs, explained=False)
+    return np.concatenate([part.steps for part in parts])
+
+
+def jitter_of(result: Result, samples: int | None) -> Jitter:
+    """Return the jitter of a result's scenario, with another number of samples where stated.
+
+    Raises:
+        DescriptionError: when it has none.
     """
     scenario = result.scenario
     if scenario is None or scenario.jitter is None:
@@ -48,29 +94,58 @@ def study(
             "there is no [jitter] table, which says what disturbs the step; as jitter.op_cv = 0.05"
         )
     jitter = scenario.jitter if samples is None else replace(scenario.jitter, samples=samples)
-    if not jitter.is_random:
-        jitter = replace(jitter, samples=1)
-    program = result.tiled
-    size = len(program)
-    batch = max(1, cells // max(1, size))
+    return jitter if jitter.is_random else replace(jitter, samples=1)
+
+
+def _sampled(
+    result: Result, jitter: Jitter, engine: str, cells: int, jobs: int | None, *, explained: bool
+) -> list[Sampled]:
+    """Return what becomes of all samples, in order: parts of whole blocks, one for each process."""
+    size, count = len(result.tiled), jitter.samples
+    if jobs is None:
+        runs = 1 + len(causes(jitter)) if explained else 1
+        jobs = cores() if size * count * runs > MANY else 1
+    jobs = max(1, min(jobs, -(-count // BLOCK)))
+    batch = max(1, cells // jobs // max(1, size))
     require(
-        40.0 * size * min(batch, jitter.samples),
-        f"running {size:,} ops under jitter",
+        40.0 * size * min(batch, count, BLOCK) * jobs,
+        f"running {size:,} ops under jitter" + f" in {jobs} processes" * (jobs > 1),
         'set run.detail = "stage", or simulate fewer steps',
     )
+    each = -(-count // (BLOCK * jobs)) * BLOCK
+    ranges = [range(first, min(first + each, count)) for first in range(0, count, each)]
+    one = partial(_some, result, jitter, engine, batch, explained)
+    return list(mapped(one, ranges, jobs))
+
+
+def _some(
+    result: Result, jitter: Jitter, engine: str, batch: int, explained: bool, samples: range
+) -> Sampled:
+    """Return what becomes of some samples, so many of them side by side."""
+    program = result.tiled
     base, traffic = undisturbed(result)
-    paths = Paths(result, jitter.samples)
+    paths = Paths(result, len(samples)) if explained else None
     replays = {name: replace(jitter, **change) for name, change in causes(jitter).items()}
-    steps: dict[str, list[Int64]] = {name: [] for name in replays}
-    sizes = [min(batch, jitter.samples - first) for first in range(0, jitter.samples, batch)]
-    for draws in drawn(program, jitter, sizes):
-        batch_of = _Batch(program, base, traffic, draws, engine)
-        paths.add(*batch_of.times(jitter), draws.samples)
-        for name, replayed in replays.items():
-            begin, finish = step_windows(program, batch_of.times(replayed)[1], draws.samples)
-            steps[name].append(finish - begin)
-    without = {name: np.concatenate(ticks) for name, ticks in steps.items()}
-    return Jittered(result, jitter, paths.done(), without)
+    steps: list[Int64] = []
+    without: dict[str, list[Int64]] = {name: [] for name in replays if explained}
+    for draws in drawn(program, jitter, samples, batch):
+        some = _Batch(program, base, traffic, draws, engine)
+        start, end = some.times(jitter)
+        steps.append(_lengths(program, end, draws.samples))
+        if paths is not None:
+            paths.add(start, end, draws.samples)
+        for name, ticks in without.items():
+            ticks.append(_lengths(program, some.times(replays[name])[1], draws.samples))
+    return Sampled(
+        np.concatenate(steps),
+        None if paths is None else paths.done(),
+        {name: np.concatenate(ticks) for name, ticks in without.items()},
+    )
+
+
+def _lengths(program: Program, end: Int64, samples: int) -> Int64:
+    begin, finish = step_windows(program, end, samples)
+    return finish - begin
 
 
 class _Batch(NamedTuple):

@@ -97,6 +97,12 @@ def assumptions(j: Jittered) -> list[str]:
         )
     if jitter.flow_cv:
         out.append("each message and collective has noise of its own, log-normal around its time")
+    if jitter.host_cv:
+        out.append(
+            "each request, read, transform and copy of a batch, and each part of a checkpoint, has "
+            "noise of its own"
+            + (", where storage's links do not set its rate" if run.network == "fluid" else "")
+        )
     if jitter.gpu_cv:
         out.append("the speed of a GPU is drawn anew for each sample, log-normal, for all its work")
     if jitter.random_slow_gpus or jitter.random_slow_links:
@@ -106,7 +112,8 @@ def assumptions(j: Jittered) -> list[str]:
     if jitter.interference:
         out.append(
             "interference holds a rank's work for its whole duration, as if its host had launched "
-            "nothing ahead, at a phase that each rank draws by itself; flows go on"
+            "nothing ahead, at a phase that each rank draws by itself; flows, loaders and "
+            "writers go on"
         )
     out.append(
         "delay is time on the critical path beyond that of the same op in the undisturbed step; a "

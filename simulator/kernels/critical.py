@@ -6,6 +6,9 @@ import numpy as np
 
 from simulator.kernels.jit import Kernel
 
+NEVER = 2**62
+"""A tick that no run gets to."""
+
 
 @Kernel
 def walk(  # type: ignore[no-untyped-def]  # compiled
@@ -65,14 +68,14 @@ def walk(  # type: ignore[no-untyped-def]  # compiled
 @Kernel
 def find_slack(  # type: ignore[no-untyped-def]  # compiled
     first, last, unit_offset, unit_ops, unit_partition, next_offset, nexts, class_of_column, limit,
-    place, start, end, slack,
+    is_beside, place, start, end, slack,
 ):  # fmt: skip
     """Lower `slack` (places, columns) to the least of the rows of the units from `first` to `last`.
 
     The slack of a row is how much later it could end without anything ending after `limit`
-    (columns), all else taking the time that it took. Units are taken last first; `start` of each
-    row is overwritten by the latest tick at which it may start. `place` of a row is -1 where it
-    does not count.
+    (columns), but for what `is_beside` steps, all else taking the time that it took. Units are
+    taken last first; `start` of each row is overwritten by the latest tick at which it may start.
+    `place` of a row is -1 where it does not count.
     """
     columns = start.shape[1]
     late = np.empty(columns, np.int64)
@@ -80,11 +83,11 @@ def find_slack(  # type: ignore[no-untyped-def]  # compiled
     for u in range(last - 1, first - 1, -1):
         partition = unit_partition[u]
         for c in range(columns):
-            least[c] = limit[c]
+            least[c] = NEVER
         for m in range(unit_offset[u], unit_offset[u + 1]):
             i = unit_ops[m]
             for c in range(columns):
-                late[c] = limit[c]
+                late[c] = NEVER if is_beside[i] else limit[c]
             for x in range(next_offset[i], next_offset[i + 1]):
                 n = nexts[x]
                 for c in range(columns):

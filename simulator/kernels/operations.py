@@ -16,18 +16,21 @@ NEVER = np.iinfo(np.int64).max
 
 @Kernel
 def operate_days(  # type: ignore[no-untyped-def]  # compiled
-    offset, tick, what, numbers, asynchronous, replicas, useful, detection, repair,
+    offset, tick, what, first, numbers, asynchronous, pace, paced, replicas, detection, repair,
     slow_node, category, ticks, interruptions, progress,
 ):  # fmt: skip
     """Fill `ticks` (samples, categories), `interruptions` (samples, components) and `progress`
     (samples; steps, shares, checkpoints).
 
-    `numbers` are duration, step, slow step, interval, blocked, drain, restore, restart,
-    rescheduling and spares of the job; `category` is that of each phase, then those of kept steps,
-    of what a slow node and of what missing replicas cost.
+    `numbers` are duration, interval, blocked, drain, restore, restart, rescheduling and spares of
+    the job; `category` is that of each phase, then those of kept steps, of what a slow node and of
+    what missing replicas cost. Steps take, from number `first` (samples) on and round and round,
+    what lies between two entries of a row of `pace`: row 0 usually, row 1 with a slow node. Of them
+    count as training what lies between entries of `paced` (nodes that are missing, steps + 1).
     """
-    (duration, step, slow_step, interval, blocked, drain, restore, restart, rescheduling,
+    (duration, interval, blocked, drain, restore, restart, rescheduling,
      all_spares) = numbers  # fmt: skip
+    steps = pace.shape[1] - 1
     training, slow_cost, fewer_cost = category[9], category[10], category[11]
     nodes = len(replicas) - 1
     for sample in range(len(offset) - 1):
@@ -35,6 +38,7 @@ def operate_days(  # type: ignore[no-untyped-def]  # compiled
         back = np.empty(last - at, np.int64)  # when nodes in repair come back
         away = 0
         now, phase, left = 0, STEP, interval
+        nth = first[sample]  # of the steps, the next one
         spares, missing, slow, unplaced, broken = all_spares, 0, 0, False, 0
         # steps, shares, and ticks of training, slow and fewer: now, in writing, and written
         done = np.zeros(5, np.int64)
@@ -43,23 +47,38 @@ def operate_days(  # type: ignore[no-untyped-def]  # compiled
         drained = NEVER  # when what is in writing has been written
         spent = ticks[sample]
         while now < duration:
-            length = slow_step if slow > 0 else step
+            row = 1 if slow > 0 else 0
             if phase == STEP:
                 until = duration
                 if at < last and tick[at] < until:
                     until = tick[at]
-                whole = min(left, (until - now - 1) // length)
+                rounds, rest = divmod(pace[row, nth] + until - now - 1, pace[row, steps])
+                low, high = 0, steps  # the greatest number of steps that take no more than the rest
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    if pace[row, middle] <= rest:
+                        low = middle
+                    else:
+                        high = middle
+                whole = min(left, rounds * steps + low - nth)
                 if whole > 0:
+                    rounds, then = divmod(nth + whole, steps)
+                    took = rounds * pace[row, steps] + pace[row, then] - pace[row, nth]
+                    usual = rounds * pace[0, steps] + pace[0, then] - pace[0, nth]
+                    useful = paced[missing]
+                    kept = rounds * useful[steps] + useful[then] - useful[nth]
                     done[0] += whole
                     done[1] += whole * replicas[missing]
-                    done[2] += whole * useful[missing]
-                    done[3] += whole * (length - step)
-                    done[4] += whole * (step - useful[missing])
-                    now += whole * length
+                    done[2] += kept
+                    done[3] += took - usual
+                    done[4] += usual - kept
+                    now += took
                     left -= whole
+                    nth = then
                     if left == 0:
                         phase = SETTLE
                         continue
+                length = pace[row, nth + 1] - pace[row, nth]
                 end = now + length
             elif phase in (SETTLE, GROW):
                 end = now
@@ -121,12 +140,15 @@ def operate_days(  # type: ignore[no-untyped-def]  # compiled
                 spent[training if phase == STEP else category[phase]] += duration - now
                 break
             if phase == STEP:
+                usual = pace[0, nth + 1] - pace[0, nth]
+                kept = paced[missing, nth + 1] - paced[missing, nth]
                 done[0] += 1
                 done[1] += replicas[missing]
-                done[2] += useful[missing]
-                done[3] += length - step
-                done[4] += step - useful[missing]
+                done[2] += kept
+                done[3] += length - usual
+                done[4] += usual - kept
                 left -= 1
+                nth = (nth + 1) % steps
                 if left == 0:
                     phase = SETTLE
                 now = end

@@ -12,6 +12,7 @@ from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.errors import DeadlockError
 from simulator.lower import blocking, clipping, offload, sharding
+from simulator.lower.between import log, with_evaluations
 from simulator.lower.bodies import CostTable, StageBodies, body, stage_bodies
 from simulator.lower.check import check
 from simulator.lower.data import load
@@ -22,6 +23,7 @@ from simulator.lower.pairs import pair_takes
 from simulator.lower.pipeline import expand, repeat_steps, without_flush
 from simulator.lower.places import layout, microbatches_begun
 from simulator.lower.replicate import replicate
+from simulator.lower.restore import restore
 from simulator.lower.save import save_state
 from simulator.lower.segments import COMPUTE, Segment
 from simulator.lower.shapes import shapes
@@ -63,7 +65,9 @@ def lower(s: Scenario) -> Program:
     costs: tuple[Cost, ...] = (*bodies.costs, message)
     replica = expand(grid, bodies.places, len(bodies.costs))
     static = np.array([held.total for held in rank_memory(s)])
-    if found.updates:
+    if s.evaluation is not None:
+        steps, costs = with_evaluations(replica, s, bodies.places, costs)
+    elif found.updates:
         steps = without_flush(replica, grid, s.num_microbatches)
     else:
         steps = repeat_steps(replica, s.run.num_steps)
@@ -83,7 +87,9 @@ def lower(s: Scenario) -> Program:
     if several and (s.run.clip_grad or s.run.scales_loss):
         more.append(clipping.waits(steps.rank, steps.stream, steps.action, steps.step))
     steps = replace(steps, more=np.concatenate(more))
+    steps, costs = log(steps, s, costs)
     steps, costs = warm_up(steps, s, costs)
+    steps, costs = restore(steps, s, costs)
     steps, costs = save_state(steps, s, costs)
     steps, costs = load(steps, s, costs)
     program = replicate(steps, Mesh.of(s.plan), costs, static)

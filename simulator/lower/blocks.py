@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, groupby
 
@@ -32,12 +32,10 @@ class Block:
         """Activations of one microbatch that one rank keeps for backward."""
         return sum(o.kept_bytes for o in self.operators)
 
-    def around(self, inner: Callable[[Operator], bool]) -> tuple[Block, Block, Block]:
-        """Return the operators before the run of those that `inner` names, the run, the rest."""
-        at = [i for i, o in enumerate(self.operators) if inner(o)]
-        cuts = (slice(0, at[0]), slice(at[0], at[-1] + 1), slice(at[-1] + 1, None))
-        before, run, after = (Block(name=self.name, operators=self.operators[c]) for c in cuts)
-        return before, run, after
+    def split(self, inner: Callable[[Operator], bool]) -> list[tuple[bool, Block]]:
+        """Return the runs of operators that `inner` names and those between; which is which."""
+        runs = groupby(self.operators, inner)
+        return [(named, Block(name=self.name, operators=tuple(run))) for named, run in runs]
 
     @property
     def model_flops(self) -> float:
@@ -52,6 +50,8 @@ class Blocks:
     embedding: Block
     layers: tuple[Block, ...]
     head: Block
+    bridge: Block = field(default_factory=lambda: Block(name="bridge", operators=()))
+    """Between an encoder's layers and those of its decoder; without operators elsewhere."""
     further: tuple[Block, ...] = ()
     """After the head, by turns a layer that predicts further ahead and its head."""
 
@@ -65,6 +65,16 @@ class Blocks:
         """The first layer that is the same block as each one."""
         first: dict[int, int] = {}
         return tuple(first.setdefault(id(block), i) for i, block in enumerate(self.layers))
+
+    @property
+    def decoder_layer(self) -> Block | None:
+        """The layers that the bridge precedes; None where there is none."""
+        return self.layers[-1] if self.bridge.operators else None
+
+    @property
+    def others(self) -> tuple[Block, ...]:
+        """The blocks that are no layers."""
+        return (self.embedding, self.bridge, *self.ends)
 
     @property
     def ends(self) -> tuple[Block, ...]:

@@ -55,11 +55,11 @@ from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Memory,
 
 SCOPES = (
     "alone", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline", "cp", "ep", "etp",
-    "edp", "pp", "one_sided", "storage",
+    "edp", "pp", "one_sided", "storage", "world",
 )  # fmt: skip
 """Which ranks a joint op joins: none, those along an axis, the tied ends, three times those of a
 shard group, all of a pipeline, those along cp and along three axes of experts, two neighbours,
-itself, itself with storage.
+itself, itself with storage, everybody.
 
 The first ones carry the numbers of their streams.
 """
@@ -365,7 +365,11 @@ def _present(parts: Tuned, stage: Stage) -> list[tuple[Block, Sequence[int]]]:
 
     Layers that predict further ahead count on from the last one.
     """
-    runs: list[tuple[Block, Sequence[int]]] = [*layer_runs(parts, stage)]
+    runs: list[tuple[Block, Sequence[int]]] = []
+    for block, numbers in layer_runs(parts, stage):
+        if block is parts.blocks.decoder_layer:
+            runs.append((parts.blocks.bridge, (NONE,)))
+        runs.append((block, numbers))
     if stage.is_first:
         runs.insert(0, (parts.blocks.embedding, (NONE,)))
     if stage.is_last:

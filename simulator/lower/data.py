@@ -92,14 +92,20 @@ def batch_of(s: Scenario) -> Batch:
     missed = count * (1 - cached_share(s))
     reads = math.ceil(missed) if data.shuffle else int(missed > 0)
     what = Reading(missed * sample.bytes, reads, ranks.on_node, ranks.in_all, data.shuffle)
-    nics = [node.nic for node in s.cluster.kinds]
-    read = storage.transfer_seconds(
-        what, min(nic.count * nic.bandwidth * nic.efficiency for nic in nics),
-        min(nic.bandwidth * nic.efficiency for nic in nics),
-    )  # fmt: skip
+    read = transfer_of(s, what)
     return Batch(
         storage.request_seconds(what, read), read, count * sample.seconds * core_share(s),
         count * sample.device_bytes, what,
+    )  # fmt: skip
+
+
+def transfer_of(s: Scenario, what: Reading) -> float:
+    """Return the seconds of a read of a scenario's loader at its even share, its latency apart."""
+    assert s.data is not None
+    nics = [node.nic for node in s.cluster.kinds]
+    return s.cluster.storage[s.data.storage].transfer_seconds(
+        what, min(nic.count * nic.bandwidth * nic.efficiency for nic in nics),
+        min(nic.bandwidth * nic.efficiency for nic in nics),
     )  # fmt: skip
 
 

@@ -13,19 +13,16 @@ from functools import lru_cache
 from itertools import accumulate
 
 from simulator.describe.layer_list import LayerList
-from simulator.describe.model import Model, Patches
+from simulator.describe.model import LayerKind, Model, Patches
 from simulator.describe.resnet import ResNet
 from simulator.describe.scenario import Scenario
 from simulator.lower import convolution
 from simulator.lower import operators as op
-from simulator.lower.attention import ATTENTION, Heads
 from simulator.lower.blocks import Block, Blocks
-from simulator.lower.context import context_attention
-from simulator.lower.experts import experts
-from simulator.lower.latent import latent_heads
+from simulator.lower.branches import branches
 from simulator.lower.layer_list import listed
 from simulator.lower.operators import Operator
-from simulator.lower.parallel import closed, entrance, leaving, linear, norm, opened, parallel
+from simulator.lower.parallel import entrance, leaving, linear, norm, opened
 from simulator.lower.quantised import weights_cast_in_forward
 from simulator.lower.recompute import Sizes, by_operator, lightly
 from simulator.lower.resnet import resnet
@@ -40,28 +37,33 @@ def blocks(model: Model | ResNet | LayerList, x: Shapes) -> Blocks:
         return listed(model, x)
     if isinstance(model, ResNet):
         return _convolutional(model, x)
-    has = model.has_experts
-    made = {kind: Block(name="layer", operators=_layer(model, x, kind)) for kind in set(has)}
-    every = tuple(made[kind] for kind in has)
-    further = zip(every[model.num_hidden_layers :], range(len(has)), strict=False)
+    kinds = model.layer_kinds
+    made = {kind: Block(name="layer", operators=_layer(model, x, kind)) for kind in set(kinds)}
+    every = tuple(made[kind] for kind in kinds)
+    further = zip(every[model.num_hidden_layers :], range(len(kinds)), strict=False)
+    first = (*_embedding(model, x), *_relative_positions(model, x))
     return Blocks(
-        embedding=Block(name="embedding", operators=_embedding(model, x)),
+        embedding=Block(name="embedding", operators=first),
         layers=every[: model.num_hidden_layers],
-        head=Block(name="head", operators=_head(model, x)),
+        bridge=Block(name="bridge", operators=_bridge(model, x)),
+        head=Block(name="head", operators=_head(model, x.decoded)),
         further=tuple(b for layer, depth in further for b in _further(model, x, layer, depth)),
     )
 
 
-def _layer(model: Model, x: Shapes, has_experts: bool) -> tuple[Operator, ...]:
-    """Return the operators of one layer, with experts or with one MLP."""
-    stream = float(x.elements.activation * x.local_tokens * model.hidden_size)
-    branches = (*_attention(model, x), *_mlp(model, x, has_experts))
-    layer = tuple(replace(operator, stream_bytes=stream) for operator in branches)
+def _layer(model: Model, x: Shapes, kind: LayerKind) -> tuple[Operator, ...]:
+    """Return the operators of one layer.
+
+    While a decoder's computes backward, the gradient of what its encoder has made waits too.
+    """
+    waiting = x.local_tokens + (x.decoded.local_tokens if kind.crosses else 0)
+    stream = float(x.elements.activation * waiting * model.hidden_size)
+    layer = tuple(replace(operator, stream_bytes=stream) for operator in branches(model, x, kind))
     if x.elements.cast_weights:
         layer = tuple(weights_cast_in_forward(o, x.elements) for o in layer)
-    if x.attention != "unfused" and not (has_experts or model.is_latent):
+    if x.attention != "unfused" and not (kind.has_experts or kind.crosses or model.is_latent):
         layer = by_operator(layer, x.elements, _sizes(model, x))
-    return _compiled(layer, model, x) if x.compiled else layer
+    return _compiled(layer, model, x.decoded if kind.crosses else x) if x.compiled else layer
 
 
 def _sizes(model: Model, x: Shapes) -> Sizes:
@@ -79,13 +81,17 @@ def _sizes(model: Model, x: Shapes) -> Sizes:
 
 
 def _compiled(layer: tuple[Operator, ...], model: Model, x: Shapes) -> tuple[Operator, ...]:
-    """Return a layer whose residual sum and the norm after it are one kernel."""
-    at = [o.name for o in layer].index("attention residual")
+    """Return a layer whose residual sums and the norms after them are one kernel each."""
     moved = float(x.elements.activation * x.local_tokens * model.hidden_size)
-    one = op.fused(layer[at], layer[at + 1], moved)
-    if layer[at].again:
-        one = replace(one, again=one.forward)
-    return (*layer[:at], one, *layer[at + 2 :])
+    for name in ("attention residual", "cross residual"):
+        at = next((i for i, o in enumerate(layer) if o.name == name), None)
+        if at is None:
+            continue
+        one = op.fused(layer[at], layer[at + 1], moved)
+        if layer[at].again:
+            one = replace(one, again=one.forward)
+        layer = (*layer[:at], one, *layer[at + 2 :])
+    return layer
 
 
 def _convolutional(model: ResNet, x: Shapes) -> Blocks:
@@ -119,7 +125,7 @@ def _parameters(model: Model | ResNet | LayerList, held: Callable[[Operator], in
         elements=op.Elements(2, 2, 2, "bf16"),
     )  # fmt: skip
     parts = blocks(model, x)
-    every = (parts.embedding, *parts.layers, *parts.ends)
+    every = (*parts.layers, *parts.others)
     by_block = {id(block): sum(map(held, block.operators)) for block in every}
     total = sum(by_block[id(block)] for block in every)
     if isinstance(model, Model) and model.shares_embedding:
@@ -133,16 +139,18 @@ def model_flops_per_token(s: Scenario) -> float:
     Three times the forward matrix products (forward, input gradient, weight gradient) with
     attention counted in full: 6 FLOPs a weight and 12 x layers x hidden x sequence, as PaLM
     (Chowdhery et al., 2022, appendix B), nanoGPT and Megatron-LM count. Of experts those that a
-    token goes to count, dropped or not.
+    token goes to count, dropped or not. Each token of an encoder and a decoder meets the weights of
+    its own stack, and an encoder's those that make keys and values of it for the decoder.
     """
     x = shapes(s)
     parts = blocks(s.model, Shapes(
         microbatch_size=1, sequence_length=x.sequence_length, tp=1, elements=x.elements,
         attention=x.attention, image_size=x.image_size,
+        decoder_sequence_length=x.decoder_sequence_length,
     ))  # fmt: skip
     layers = sum(len(r) * layer.model_flops for layer, r in parts.runs(range(len(parts.layers))))
-    ends = sum(block.model_flops for block in (parts.embedding, *parts.ends))
-    return 3 * (layers + ends) / x.sequence_length
+    others = sum(block.model_flops for block in parts.others)
+    return 3 * (layers + others) / s.tokens_per_sample
 
 
 def recomputed_flops_per_token(s: Scenario) -> float:
@@ -161,7 +169,8 @@ def recomputed_flops_per_token(s: Scenario) -> float:
     )
     if limit is None:
         flops += sum(_again(block, mode) for block in parts.further[::2])
-    return flops * x.tp / x.tokens
+    tokens = x.tokens + (x.decoded.tokens if x.decoder_sequence_length else 0)
+    return flops * x.tp / tokens
 
 
 def _again(layer: Block, mode: str) -> float:
@@ -173,84 +182,6 @@ def _again(layer: Block, mode: str) -> float:
     return sum(
         o.model_flops for o in layer.operators if mode == "full" or o.core_input_bytes is not None
     )
-
-
-def _attention(model: Model, x: Shapes) -> tuple[Operator, ...]:
-    h = model.hidden_size
-    heads = Heads(
-        batch=x.microbatch_size,
-        sequence=x.sequence_length,
-        queries=model.num_attention_heads // x.tp,
-        keys=model.num_key_value_heads // x.tp,
-        dim=model.qk_head_dim,
-        causal=model.causal,
-        alibi=model.position == "alibi",
-        value_dim=model.value_head_dim,
-    )
-    bias = model.attention_bias if model.output_bias is None else model.output_bias
-    made = latent_heads(model, x, heads) if model.is_latent else _heads(model, x, heads)
-    proj = linear(
-        "proj", x, inputs=heads.queries * heads.value_dim, outputs=h, bias=bias,
-        divided=(1, x.divided),
-    )  # fmt: skip
-    return (
-        norm("attention norm", model, x),
-        *made,
-        *_core(x, heads, model.attention_dropout > 0),
-        *closed(x, h, proj),
-        _residual("attention residual", model, x),
-    )
-
-
-def _heads(model: Model, x: Shapes, heads: Heads) -> tuple[Operator, ...]:
-    """Return what makes queries, keys and values of a rank's heads from the normed tokens."""
-    tokens, h = x.tokens, model.hidden_size
-    qkv_size = (heads.queries + 2 * heads.keys) * heads.dim
-    rotated = tokens * (heads.queries + heads.keys) * heads.dim
-    rotary = op.rotary(x.elements, size=rotated, whole=tokens * qkv_size)
-    qkv = linear(
-        "qkv", x, inputs=h, outputs=qkv_size, bias=model.attention_bias, divided=(x.divided, 1)
-    )
-    return (
-        *opened(x, h, qkv),
-        *([op.head_norm(x.elements, size=rotated, dim=heads.dim)] if model.qk_norm else []),
-        *([rotary] if model.position == "rotary" else []),
-    )
-
-
-def _residual(name: str, model: Model, x: Shapes) -> Operator:
-    size = x.local_tokens * model.hidden_size
-    return op.residual(name, x.elements, size=size, dropout=model.hidden_dropout > 0)
-
-
-def _core(x: Shapes, heads: Heads, dropout: bool) -> tuple[Operator, ...]:
-    """Return the attention core; fused, it keeps its result where the next product has a copy."""
-    if x.context.ranks > 1:
-        core = context_attention(x.elements, heads, x.attention, x.context)
-    else:
-        core = ATTENTION[x.attention](x.elements, heads, dropout)
-    if not x.elements.cast or x.attention == "unfused":
-        return core
-    size = x.elements.activation * x.tokens * heads.queries * heads.value_dim
-    return tuple(replace(o, kept_bytes=o.kept_bytes + size) if o.kept_bytes else o for o in core)
-
-
-def _mlp(model: Model, x: Shapes, has_experts: bool) -> tuple[Operator, ...]:
-    within = experts(model, x) if has_experts else _dense(model, x)
-    return (norm("mlp norm", model, x), *within, _residual("mlp residual", model, x))
-
-
-def _dense(model: Model, x: Shapes) -> tuple[Operator, ...]:
-    h, inner = model.hidden_size, model.intermediate_size // x.tp
-    up = (2 if model.gated_mlp else 1) * inner
-    return parallel(
-        x, h,
-        linear("fc1", x, inputs=h, outputs=up, bias=model.mlp_bias, divided=(x.divided, 1)),
-        op.activation(
-            model.activation, x.elements, size=x.tokens * inner, gated=model.gated_mlp
-        ),
-        linear("fc2", x, inputs=inner, outputs=h, bias=model.mlp_bias, divided=(1, x.divided)),
-    )  # fmt: skip
 
 
 def _vocab_share(model: Model, x: Shapes) -> int:
@@ -274,6 +205,41 @@ def _embedding(model: Model, x: Shapes) -> tuple[Operator, ...]:
     return (look_up, *normed) if x.tp == 1 else (look_up, leaving(x, model.hidden_size), *normed)
 
 
+def _relative_positions(model: Model, x: Shapes) -> tuple[Operator, ...]:
+    """Return what makes the bias of all scores of a stack, where positions are relative."""
+    buckets = model.relative_attention_num_buckets
+    if not buckets:
+        return ()
+    heads, length = model.num_attention_heads // x.tp, x.sequence_length
+    return (op.relative_positions(x.elements, heads=heads, length=length, buckets=buckets),)
+
+
+def _bridge(model: Model, x: Shapes) -> tuple[Operator, ...]:
+    """Return what lies between an encoder and its decoder; nothing in a model of one stack.
+
+    The encoder's last norm, whose result all layers of the decoder read, and the embedding of the
+    decoder's tokens, from the encoder's matrix.
+    """
+    if not model.num_decoder_layers:
+        return ()
+    e, own, size = x.elements, x.decoded, x.local_tokens * model.hidden_size
+    normed = (norm("encoder norm", model, x), *_dropped("encoder dropout", model, x))
+    made = float(e.activation * size)
+    last = replace(normed[-1], kept_bytes=normed[-1].kept_bytes + made)
+    embedded, *rest = _embedding(model, own)
+    embedded = replace(
+        embedded, name="decoder embedding", tied=True, params=0, matrices=(), output_grad_bytes=0.0
+    )
+    own_ones = (embedded, *rest, *_relative_positions(model, own))
+    return (*normed[:-1], last, *(replace(o, stream_bytes=made) for o in own_ones))
+
+
+def _dropped(name: str, model: Model, x: Shapes) -> tuple[Operator, ...]:
+    """Return the dropout after the last norm of a stack, where the model has it."""
+    size = x.local_tokens * model.hidden_size
+    return (op.dropout(name, x.elements, size=size),) if model.inner_dropout > 0 else ()
+
+
 def _patches(model: Model, patches: Patches, x: Shapes) -> tuple[Operator, ...]:
     """Return the embedding of an image: a convolution of a patch each, class token, positions."""
     e, h, size = x.elements, model.hidden_size, patches.patch_size
@@ -293,6 +259,7 @@ def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
     rows = x.microbatch_size if model.patches else x.tokens  # the class token's alone
     before = (
         norm("final norm", model, x),
+        *_dropped("final dropout", model, x),
         *(_transform(model, x) if model.head_transform else ()),
     )
     own = replace(e, placeholder=x.megatron_head)

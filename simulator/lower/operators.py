@@ -39,6 +39,8 @@ class Beside(NamedTuple):
 
 Part: TypeAlias = Kernel | Flow | Along | Beside
 
+INDEX = 8
+"""Bytes of torch's whole numbers."""
 FP32 = 4
 """Bytes of the numbers that are kept in fp32 in every mode: losses, norms' statistics, logits."""
 
@@ -294,6 +296,33 @@ def rotary(e: Elements, *, size: float, whole: float) -> Operator:
         "rotary", e, reads=size, writes=size, grad_reads=size, grad_writes=size,
         kept_bytes=0.0, passing=(whole, whole), flops_per_element=3,
     )  # fmt: skip
+
+
+def dropout(name: str, e: Elements, *, size: float) -> Operator:
+    """Drop out; keeps the mask, of a byte each."""
+    mask = size / e.activation
+    return pointwise(
+        name, e, reads=size, writes=size + mask, grad_reads=size + mask, grad_writes=size,
+        kept_bytes=size, passing=(2 * size, 2 * size),
+    )  # fmt: skip
+
+
+def relative_positions(e: Elements, *, heads: int, length: int, buckets: int) -> Operator:
+    """Look up the bias of each head's scores by how far apart query and key are (T5).
+
+    The distances' buckets are 8-byte numbers, as torch's; they are kept, and the bias of one sample
+    until the backward of the stack makes its gradient, which is as large.
+    """
+    pairs, params = length * length, buckets * heads
+    moved = float(INDEX * pairs + e.activation * heads * pairs)
+    return Operator(
+        name="relative positions",
+        forward=(Kernel("relative positions", float(heads * pairs), moved, "fp32"),),
+        weight_grad=(Kernel("relative positions wgrad", float(heads * pairs), moved, "fp32"),),
+        kept_bytes=moved,
+        params=params,
+        matrices=((buckets, heads),),
+    )
 
 
 def bias(name: str, e: Elements, *, tokens: int, outputs: int) -> Operator:

@@ -88,15 +88,13 @@ def block_passes(s: Scenario, block: Block, shared: bool, recompute: str) -> Pas
         again = run(block, RECOMPUTE, rest)
         passes = both(lambda half: again + run(block, half, everything), forward)
         return _twice(passes, block, run) if splits and s.plan.recompute_again else passes
-    before, core, after = block.around(lambda o: o.core_input_bytes is not None)
-    once_more = run(core, RECOMPUTE, rest)
-    return both(
-        lambda half: (
-            run(after, half, everything) + once_more + run(core, half, everything)
-            + run(before, half, everything)
-        ),
-        forward,
-    )  # fmt: skip
+    parts = block.split(lambda o: o.core_input_bytes is not None)[::-1]
+
+    def core_again(half: Pass) -> list[Segment]:
+        passes = ((run(part, RECOMPUTE, rest) if core else [], part) for core, part in parts)
+        return [seg for again, part in passes for seg in again + run(part, half, everything)]
+
+    return both(core_again, forward)
 
 
 def _twice(

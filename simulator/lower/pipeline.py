@@ -180,6 +180,9 @@ def _body_numbers(grid: Grid, bodies: tuple[StageBodies, ...]) -> tuple[list[Bod
         raise ScheduleError(f"{grid.spell(bad)} cannot be lowered: nothing says what it does")
     # The first forward of a place with a REDUCE_GRAD, and what completes its gradients, which
     # reduces them on the way, may differ from the others.
+    if (grid.kind[~grid.is_message] == FORWARD).all():  # of nothing else: an evaluation
+        at = grid.first_of(FORWARD)
+        number[at] = ends[FORWARD, grid.place[at]]
     reduced = np.flatnonzero(grid.kind == REDUCE_GRAD)
     for at in (grid.first_of(FORWARD)[grid.place[reduced]], grid.completed[reduced]):
         number[at] = ends[grid.kind[at], grid.place[at]]

@@ -151,11 +151,12 @@ RULES: Mapping[str, Callable[[Operator, Elements, Sizes], _Again]] = {
 """What is saved of each operator of a layer and run again; of others nothing, and all."""
 
 
-NORMS = ("attention norm", "mlp norm", "q norm", "kv norm")
+NORMS = ("attention norm", "cross norm", "mlp norm", "q norm", "kv norm")
 UP = ("q", "q up", "kv up", "rotary")
-ACTIVATIONS = ("gelu", "silu", "relu", "relu2")
+ACTIVATIONS = ("gelu", "silu", "relu", "relu2", "inner dropout")
 READERS = (
-    "qkv", "q down", "kv down", "fc1", "fc2", "router", "shared fc1", "shared fc2", "expert fc2",
+    "qkv", "cross q", "q down", "kv down", "fc1", "fc2", "router", "shared fc1", "shared fc2",
+    "expert fc2",
 )  # fmt: skip
 """Products that read what a norm or an activation function gives."""
 

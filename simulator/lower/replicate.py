@@ -11,12 +11,12 @@ from simulator.lower.mesh import Mesh
 from simulator.lower.pipeline import Template
 from simulator.program import NONE, Cost, Groups, Int32, Int64, Program, Tiling
 
-ALONE, ALONG_TP, ALONG_DP, ALONG_SHARD, ALONG_CP, ALONG_EP, ALONG_ETP, ALONG_EDP = range(8)
+ALONE, ALONG_TP, ALONG_DP, ALONG_SHARD, ALONG_CP, ALONG_EP, ALONG_ETP, ALONG_EDP, ALL = range(9)
 """Partitions of the replicas: each for itself, those that differ in tp only, in dp and cp only.
 
 Where states are sharded, along dp meet those with the same shard, along shard those whose shards
 make a whole. Along ep meet those that hold the experts of a layer together, along etp those that
-hold one expert, along edp those that hold the same part of the same experts.
+hold one expert, along edp those that hold the same part of the same experts; all meet all.
 """
 
 USUAL = (ALONE, ALONG_TP, ALONG_DP)
@@ -26,7 +26,7 @@ PARTITION = {
     "alone": ALONE, "tp": ALONG_TP, "dp": ALONG_DP, "tied": ALONE, "unshard": ALONG_SHARD,
     "reduce": ALONG_SHARD, "shards": ALONG_SHARD, "pipeline": ALONE, "cp": ALONG_CP,
     "ep": ALONG_EP, "etp": ALONG_ETP, "edp": ALONG_EDP, "pp": ALONE, "one_sided": ALONE,
-    "storage": ALONE,
+    "storage": ALONE, "world": ALL,
 }  # fmt: skip
 """Which replicas meet in a joint op, by its scope."""
 
@@ -108,6 +108,7 @@ def _classes(mesh: Mesh) -> Int64:
         ALONG_EP: tile // experts * mesh.etp + tile % mesh.etp,
         ALONG_ETP: tile // mesh.etp,
         ALONG_EDP: tile % experts,
+        ALL: np.zeros_like(tile),
     }
     return np.stack([by_partition[number] for number in range(len(by_partition))])
 
@@ -126,7 +127,9 @@ def _groups(one: Template, mesh: Mesh, ranks: Int64, classes: Int64) -> tuple[In
         key = one.joint_ranks[mine, 0] * one.num_ranks + one.joint_ranks[mine, 1]
         keys, kind = np.unique(key, return_inverse=True)
         pairs = np.stack(np.divmod(keys, one.num_ranks), axis=1)
-        if PARTITION[scope] != ALONE:
+        if scope == "world":
+            sets = np.sort(ranks.reshape(1, -1))
+        elif PARTITION[scope] != ALONE:
             of_tile = classes[PARTITION[scope]]
             size = len(of_tile) // (int(of_tile.max()) + 1)
             by_class = ranks[pairs[:, : 1 + twin]][:, :, np.argsort(of_tile, kind="stable")]

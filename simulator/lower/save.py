@@ -1,4 +1,4 @@
-"""A checkpoint: every rank copies its part of the state to its host, which writes it to storage."""
+"""Checkpoints: every rank copies its part of the state to its host, which writes it to storage."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy.typing as npt
 from simulator.describe.optimizer import OPTIMIZERS
 from simulator.describe.placement import PLACEMENTS
 from simulator.describe.scenario import Scenario
-from simulator.describe.storage import Reading
+from simulator.describe.storage import Reading, Storage
 from simulator.lower.bodies import SCOPES
 from simulator.lower.data import STORAGE
 from simulator.lower.mesh import Mesh
+from simulator.lower.operators import FP32
 from simulator.lower.optimizers import saved_state_bytes
 from simulator.lower.pipeline import Template
 from simulator.lower.places import layout
@@ -31,8 +32,6 @@ class Part(NamedTuple):
     bytes: float
     write: float
     """Seconds at its even share of storage and network, with all others that write."""
-    read: float
-    """Seconds of reading it back, likewise."""
 
 
 def parts_of(s: Scenario) -> list[Part]:
@@ -43,20 +42,25 @@ def parts_of(s: Scenario) -> list[Part]:
     """
     save, found, every = s.checkpoint, layout(s), [_state(s, stage) for stage in stages(s)]
     assert save is not None  # callers ask where there is one
-    storage = s.cluster.storage[save.storage]
-    writers = _writers(s)
-    on_node = int(np.bincount(writers // s.cluster.ranks_per_node).max())
+    storage, mesh = s.cluster.storage[save.storage], Mesh.of(s.plan)
+    there = replace(storage, bandwidth=storage.write_bandwidth or storage.bandwidth, iops=None)
+    writers = devices_of(s, mesh.tiles if save.sharded else mesh.tp)
+    sizes = [sum(every[stage] for stage in held) / found.copies for held in found.stages]
+    return [Part(size, shared_seconds(s, there, size, writers)) for size in sizes]
+
+
+def shared_seconds(
+    s: Scenario, storage: Storage, size: float, users: npt.NDArray[np.int64]
+) -> float:
+    """Return the seconds of one long read of a size, of as many as there are devices that use
+    storage at once, at its even share of that and of the network.
+    """
     nics = [node.nic for node in s.cluster.kinds]
     adapters = min(nic.count * nic.bandwidth * nic.efficiency for nic in nics)
     adapter = min(nic.bandwidth * nic.efficiency for nic in nics)
-    out = []
-    for held in found.stages:
-        size = sum(every[stage] for stage in held) / found.copies
-        what = Reading(size, 1, on_node, len(writers), random=False)
-        read = storage.transfer_seconds(what, adapters, adapter)
-        there = replace(storage, bandwidth=storage.write_bandwidth or storage.bandwidth, iops=None)
-        out.append(Part(size, there.transfer_seconds(what, adapters, adapter), read))
-    return out
+    on_node = int(np.bincount(users // s.cluster.ranks_per_node).max())
+    what = Reading(size, 1, on_node, len(users), random=False)
+    return storage.transfer_seconds(what, adapters, adapter)
 
 
 def _state(s: Scenario, stage: Any) -> float:
@@ -71,12 +75,10 @@ def _state(s: Scenario, stage: Any) -> float:
     return float((dense + still) / s.plan.replicas + each * trained.experts / max(s.plan.edp, 1))
 
 
-def _writers(s: Scenario) -> npt.NDArray[np.int64]:
-    """Return the devices of all ranks that write."""
-    save, mesh = s.checkpoint, Mesh.of(s.plan)
-    assert save is not None
-    tiles = np.arange(mesh.tiles if save.sharded else mesh.tp)
-    ranks = mesh.ranks_of_tiles(tiles[None, :], np.arange(mesh.pp)[:, None]).ravel()
+def devices_of(s: Scenario, tiles: int) -> npt.NDArray[np.int64]:
+    """Return the devices of all ranks of the first so many pipelines."""
+    mesh = Mesh.of(s.plan)
+    ranks = mesh.ranks_of_tiles(np.arange(tiles)[None, :], np.arange(mesh.pp)[:, None]).ravel()
     placed = s.plan.placement
     if isinstance(placed, str):
         found: npt.NDArray[np.int64] = np.asarray(PLACEMENTS[placed](ranks, s.cluster), np.int64)
@@ -84,60 +86,104 @@ def _writers(s: Scenario) -> npt.NDArray[np.int64]:
     return np.array(placed, np.int64)[ranks]
 
 
+def steps_of(s: Scenario) -> list[int]:
+    """Return the steps before which a checkpoint is taken."""
+    save, count = s.checkpoint, s.run.num_steps
+    assert save is not None
+    if save.every is not None:
+        return list(range(save.every, count, save.every))
+    return [count - 1 if save.before_step is None else save.before_step]
+
+
 def save_state(
     t: Template, s: Scenario, costs: tuple[Cost, ...]
 ) -> tuple[Template, tuple[Cost, ...]]:
-    """Return the ops of a run with a checkpoint between two of its steps, and the costs of all.
+    """Return the ops of a run with checkpoints between its steps, and the costs of all.
 
-    A rank's snapshot waits for its update, its write for the snapshot; it computes the next step
-    after the snapshot, or after the write unless that is asynchronous.
+    A rank's snapshot waits for its update and until the checkpoint before is complete, its write
+    for the snapshot, and the barrier for all writes; it computes the next step after the snapshot,
+    or when the checkpoint is complete unless that is asynchronous.
     """
     save = s.checkpoint
     if save is None:
         return t, costs
-    step = s.run.num_steps - 1 if save.before_step is None else save.before_step
+    meets = save.barrier and s.plan.world_size > 1
+    parts = ("snapshot", "write", "barrier")[: 2 + meets]
+    steps, ranks, each = steps_of(s), t.num_ranks, len(parts)
     works = np.flatnonzero(t.stream == COMPUTE)
-    before, after = (
-        [works[(t.rank[works] == rank) & (t.step[works] == at)] for rank in range(t.num_ranks)]
-        for at in (step - 1, step)
-    )
-    updates, begins = np.array([w[-1] for w in before]), np.array([w[0] for w in after])
-    snapshots = len(t) + 2 * np.arange(t.num_ranks)
-    writes = snapshots + 1
-    waits = [(snapshots, updates), (writes, snapshots), (begins, snapshots)]
+    own = [works[t.rank[works] == rank] for rank in range(ranks)]
+    updates, begins = (
+        np.array([[mine[np.searchsorted(t.step[mine], at) - before] for mine in own]
+                  for at in steps])
+        for before in (1, 0)
+    )  # fmt: skip
+    rows = (len(t) + np.arange(len(steps) * ranks * each)).reshape(len(steps), ranks, each)
+    done = rows[:, :, -1]
+    waits = [(rows[:, :, 0], updates), (rows[1:, :, 0], done[:-1]), (begins, rows[:, :, 0])]
+    waits += [(rows[:, :, k], rows[:, :, k - 1]) for k in range(1, each)]
     if not save.asynchronous:
-        waits.append((begins, writes))
-    pairs = np.concatenate([np.stack(pair, axis=1) for pair in waits])
+        waits.append((begins, done))
     path = _costs(s)
-    flows, count = isinstance(path[1], Flow), 2 * t.num_ranks
-    none = np.full(count, NONE, np.int32)
-    joint = none.copy()
-    if flows:
-        joint[1::2] = len(t.joint_scope) + np.arange(t.num_ranks)
-    ranks = np.repeat(np.arange(t.num_ranks, dtype=np.int32), 2)
-    columns: dict[str, Any] = {
-        "rank": ranks,
-        "stream": (len(t.streams) + np.tile([0, 1], t.num_ranks)).astype(np.int16),
-        "action": np.full(count, ACTION_CODE["OPT"], np.int8),
-        "stage": none, "microbatch": none, "layer": none, "joint": joint, "pred": none,
-        "step": np.full(count, step, np.int32),
-        "cost": (len(costs) + np.arange(count)).astype(np.int32),
-        "listed": t.listed[np.repeat(begins, 2)],
+    flow = isinstance(path[1], Flow)  # of writes
+    cost = np.full(rows.shape, len(costs) + len(path))
+    cost[:, :, :2] = len(costs) + np.arange(2 * ranks).reshape(ranks, 2)
+    joint = np.full(rows.shape, NONE)
+    scopes: list[int] = []
+    ends: list[tuple[int, int]] = []
+    for turn in range(len(steps)):
+        if flow:
+            joint[turn, :, 1] = len(t.joint_scope) + len(scopes) + np.arange(ranks)
+            scopes += [STORAGE if save.sharded else SCOPES.index("dp")] * ranks
+            ends += [(rank, rank) for rank in range(ranks)]
+        if meets:
+            joint[turn, :, 2] = len(t.joint_scope) + len(scopes)
+            scopes.append(SCOPES.index("world"))
+            ends.append((0, ranks - 1))
+    whole = added(
+        t, STREAMS, rows=rows.size, waits=waits,
+        rank=np.broadcast_to(np.arange(ranks)[:, None], rows.shape).ravel(),
+        stream=len(t.streams) + np.tile([0, 1, 1][:each], len(steps) * ranks),
+        step=np.repeat(steps, ranks * each), cost=cost.ravel(), joint=joint.ravel(),
+        listed=t.listed[np.repeat(begins.ravel(), each)],
+    )  # fmt: skip
+    whole = joined(whole, scopes, ends)
+    return whole, (*costs, *path, *[Flow("all_reduce", float(FP32))] * meets)
+
+
+def joined(t: Template, scopes: list[int], ends: list[tuple[int, int]]) -> Template:
+    """Return the same with joint ops more, of these scopes and pairs of pipeline ranks."""
+    return replace(
+        t,
+        joint_scope=np.append(t.joint_scope, np.array(scopes, np.int8)),
+        joint_ranks=np.concatenate([t.joint_ranks, np.array(ends, np.int32).reshape(-1, 2)]),
+    )
+
+
+def added(
+    t: Template,
+    streams: tuple[str, ...],
+    *,
+    rows: int,
+    waits: list[tuple[Any, Any]],
+    **columns: Any,
+) -> Template:
+    """Return the same with some rows more, on streams more, of no stage, layer or microbatch.
+
+    `waits` are pairs of arrays: rows, and what each of them waits for.
+    """
+    none = np.full(rows, NONE, np.int32)
+    columns = {
+        "action": np.full(rows, ACTION_CODE["OPT"]), "stage": none, "microbatch": none,
+        "layer": none, "joint": none, "pred": none, **columns,
     }  # fmt: skip
-    longer: dict[str, Any] = {
-        name: np.concatenate([getattr(t, name), new]) for name, new in columns.items()
-    }
-    whole = replace(t, **longer, streams=(*t.streams, *STREAMS),
-                    more=np.concatenate([t.more, pairs.astype(np.int32)]))  # fmt: skip
-    if flows:
-        scope = STORAGE if save.sharded else SCOPES.index("dp")
-        own = ranks[::2]
-        whole = replace(
-            whole,
-            joint_scope=np.append(whole.joint_scope, np.full(len(own), scope, np.int8)),
-            joint_ranks=np.concatenate([whole.joint_ranks, np.stack([own, own], axis=1)]),
-        )
-    return whole, (*costs, *path)
+    longer: dict[str, Any] = {}
+    for name, new in columns.items():
+        old = getattr(t, name)
+        longer[name] = np.concatenate([old, np.asarray(new).astype(old.dtype)])
+    pairs = [np.stack([np.ravel(x) for x in pair], axis=1).astype(np.int32) for pair in waits]
+    return replace(
+        t, **longer, streams=(*t.streams, *streams), more=np.concatenate([t.more, *pairs])
+    )
 
 
 def _costs(s: Scenario) -> list[Cost]:

@@ -35,6 +35,7 @@ class Shapes:
 
     microbatch_size: int
     sequence_length: int
+    """Of an encoder and its decoder, the encoder's."""
     tp: int
     elements: op.Elements
     attention: str
@@ -46,9 +47,19 @@ class Shapes:
     """Whether the head's product is Megatron-LM's own, with its placeholder for the gradient."""
     image_size: int = IMAGE_SIZE
     """Pixels along each side, where samples are images."""
+    decoder_sequence_length: int = 0
+    """Tokens of a decoder that follows an encoder; 0 where none does."""
     context: Context = ALONE
     """Ranks that divide each sequence."""
     routing: Routing = Routing()
+
+    @property
+    def decoded(self) -> Shapes:
+        """What the operators of the decoder depend on, which has tokens of its own."""
+        length = self.decoder_sequence_length
+        if not length:
+            return self
+        return replace(self, sequence_length=length, decoder_sequence_length=0)
 
     @property
     def tokens(self) -> int:
@@ -92,6 +103,7 @@ def shapes(s: Scenario) -> Shapes:
         loss_in_place=s.run.loss_in_place,
         megatron_head=s.run.linear_layers != "torch",
         image_size=s.run.image_size or IMAGE_SIZE,
+        decoder_sequence_length=s.run.decoder_sequence_length or 0,
         context=Context(s.plan.cp, s.plan.cp_style, s.plan.cp_balance == "zigzag"),
         routing=_routing(s),
     )  # fmt: skip

@@ -128,10 +128,12 @@ def stays(s: Scenario, block: str, *, is_first: bool, is_last: bool) -> int:
     """Return how long the gathered weights of a block stay on a rank of a stage.
 
     A head keeps its weights where its own backward comes next (torch does so for the root). An
-    embedding that shares its weight with the head of its own stage keeps it for the head.
+    embedding that shares its weight with the head of its own stage keeps it for the head, one that
+    serves a decoder too for that.
     """
     turns = _turns_around(s)
-    shared = s.model.shares_embedding and is_first and is_last and block == "embedding"
+    shares = s.model.shares_embedding or getattr(s.model, "num_decoder_layers", 0) > 0
+    shared = shares and is_first and is_last and block == "embedding"
     shared = shared and s.run.trains_all  # frozen, it is gathered with the head again
     if shared or not s.plan.reshard_after_forward:
         return BY_MICROBATCH if turns and s.plan.pp == 1 else BY_STEP

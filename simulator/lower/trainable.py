@@ -270,6 +270,7 @@ def _held(parts: Tuned, stage: Stage) -> list[tuple[Block, int]]:
     """Return the kinds of block of a stage, and how many of each there are."""
     return [
         (parts.blocks.embedding, int(stage.is_first)),
+        (parts.blocks.bridge, int(stage.is_first)),  # one stage holds all of a model that has one
         *((block, len(numbers)) for block, numbers in layer_runs(parts, stage)),
         *((block, int(stage.is_last)) for block in parts.blocks.ends),
     ]

@@ -12,7 +12,7 @@ from simulator.operate.draw import happenings
 from simulator.operate.interval import daly, young
 from simulator.operate.job import job, mtbf, saving
 from simulator.operate.result import Operated
-from simulator.operate.run import run_all
+from simulator.operate.run import first_steps, run_all
 
 POINTS, WIDEST = 17, 4.0
 """Intervals tried, from a `WIDEST`-th of the starting point to as many times it."""
@@ -60,13 +60,14 @@ def best_interval(o: Operated) -> Best:
             "no interval is best: "
             + ("nothing fails" if save.write else "a checkpoint takes no time")
         )
-    breaks = happenings(ops, cluster.world_size, cluster.num_nodes, o.seeds[:MOST_SAMPLES])
+    seeds = o.seeds[:MOST_SAMPLES]
+    breaks = happenings(ops, cluster.world_size, cluster.num_nodes, seeds)
     seen: dict[int, float] = {}
 
     def goodput(steps: int) -> float:
         if steps not in seen:
-            described = job(s, ops, o.step_time_s, steps * o.step_time_s)
-            out = run_all(described, breaks)
+            described = job(s, ops, o.step_times_s, steps * o.step_time_s)
+            out = run_all(described, breaks, first_steps(described, seeds))
             seen[steps] = float(out.ticks[:, 0].mean() / described.duration)
         return seen[steps]
 

@@ -50,12 +50,7 @@ def happenings(ops: Operations, devices: int, nodes: int, seeds: range) -> Happe
         DescriptionError: when more fails than can be held.
     """
     horizon = ops.days * 86400
-    expected = horizon / mtbf(ops, devices, nodes) * len(seeds)
-    if expected > MOST:
-        raise DescriptionError(
-            f"operations: about {expected:.3g} failures in {len(seeds):,} samples of {ops.days:g} "
-            f"days are too many (at most {MOST:,}); take fewer --seeds or --days, or a longer mtbf"
-        )
+    failures(ops, devices, nodes, len(seeds))
     found = [_sample(ops, devices, nodes, seed, horizon) for seed in seeds]
     ends = np.cumsum([0, *(len(tick) for tick, _ in found)], dtype=np.int64)
     empty = np.zeros(0, np.int64)
@@ -64,6 +59,21 @@ def happenings(ops: Operations, devices: int, nodes: int, seeds: range) -> Happe
         np.concatenate([empty, *(tick for tick, _ in found)]),
         np.concatenate([empty, *(what for _, what in found)]),
     )
+
+
+def failures(ops: Operations, devices: int, nodes: int, samples: int) -> float:
+    """Return how many failures are expected in all samples together.
+
+    Raises:
+        DescriptionError: when that is more than can be held.
+    """
+    expected = ops.days * 86400 / mtbf(ops, devices, nodes) * samples
+    if expected > MOST:
+        raise DescriptionError(
+            f"operations: about {expected:.3g} failures in {samples:,} samples of {ops.days:g} "
+            f"days are too many (at most {MOST:,}); take fewer --seeds or --days, or a longer mtbf"
+        )
+    return expected
 
 
 def _sample(

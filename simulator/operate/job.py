@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,8 +46,10 @@ class Job:
     """A training job as engines see it; times are ticks of a nanosecond."""
 
     duration: int
-    step: int
-    slow_step: int
+    steps: tuple[int, ...]
+    """What steps take, one after the other, round and round: samples of it, or one time."""
+    slow_steps: tuple[int, ...]
+    """The same with a slow node."""
     interval: int
     """Steps between checkpoints."""
     asynchronous: bool
@@ -67,18 +70,26 @@ class Job:
     repair: tuple[int, ...]
     """By component; `NO_NODE` where it takes no node."""
 
-    @property
-    def useful(self) -> tuple[int, ...]:
-        """Ticks of a step that count as training, by the number of nodes that are missing."""
-        return tuple(self.step * left // self.replicas[0] for left in self.replicas)
+    def useful(self, nth: int, missing: int) -> int:
+        """Return the ticks of a step that count as training when so many nodes are missing."""
+        return self.steps[nth] * self.replicas[missing] // self.replicas[0]
 
     @property
-    def columns(self) -> tuple[Int64, Int64, Int64, Int64]:
-        """`replicas`, `useful`, `detection` and `repair`."""
-        replicas, useful, detection, repair = (
-            np.array(x, np.int64) for x in (self.replicas, self.useful, self.detection, self.repair)
+    def columns(self) -> tuple[Int64, Int64, Int64, Int64, Int64]:
+        """What kernels take: `steps` and `slow_steps` added up, what of them is `useful` by missing
+        nodes added up, `replicas`, `detection` and `repair`.
+        """
+        steps = np.array([self.steps, self.slow_steps], np.int64)
+        replicas, detection, repair = (
+            np.array(x, np.int64) for x in (self.replicas, self.detection, self.repair)
         )
-        return replicas, useful, detection, repair
+        counts, of = np.unique(replicas, return_inverse=True)
+        useful = (counts[:, None] * steps[0] // replicas[0])[of.reshape(-1)]
+        pace, paced = (
+            np.concatenate([np.zeros((len(x), 1), np.int64), np.cumsum(x, axis=1)], axis=1)
+            for x in (steps, useful)
+        )
+        return pace, paced, replicas, detection, repair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,13 +191,15 @@ def interval_seconds(s: Scenario, ops: Operations) -> float:
     return INTERVALS[wanted](cost, between)
 
 
-def job(s: Scenario, ops: Operations, step_time: float, interval: float | None = None) -> Job:
+def job(
+    s: Scenario, ops: Operations, step_times: Sequence[float], interval: float | None = None
+) -> Job:
     """Return the job of a scenario whose steps take some seconds.
 
     Args:
         s: what trains.
         ops: what happens to it.
-        step_time: seconds of a step with nothing wrong.
+        step_times: seconds of steps with nothing wrong, one after the other, round and round.
         interval: seconds between checkpoints; what the operations say when absent, where a rule
             for asynchronous ones is not followed below the time of a write.
     """
@@ -219,12 +232,12 @@ def job(s: Scenario, ops: Operations, step_time: float, interval: float | None =
         )
     if not ops.elastic:
         replicas = [count if not gone else 0 for gone, count in enumerate(replicas)]
-    step = max(1, _ticks(step_time))
+    step_time = sum(step_times) / len(step_times)
     least = math.ceil(save.write / step_time) if interval is None and _waits_for_writes(ops) else 1
     return Job(
         duration=_ticks(ops.days * 86400),
-        step=step,
-        slow_step=_ticks(step_time * slowdown),
+        steps=tuple(max(1, _ticks(one)) for one in step_times),
+        slow_steps=tuple(max(1, _ticks(one * slowdown)) for one in step_times),
         interval=min(max(1, round(every / step_time), least), FOREVER),
         asynchronous=ops.checkpoint.asynchronous,
         blocked=_ticks(save.blocked),

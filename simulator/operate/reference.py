@@ -74,8 +74,10 @@ class _Urgent(simpy.Event):
 class _Operation:
     """One job over days, its cluster and its storage."""
 
-    def __init__(self, job: Job, breaks: list[tuple[int, int]]) -> None:
+    def __init__(self, job: Job, breaks: list[tuple[int, int]], first: int) -> None:
         self.job = job
+        self.nth = first
+        """Of the times of steps, that of the next one."""
         self.env = simpy.Environment()
         self.ticks = [0] * len(CATEGORIES)
         self.interruptions = [0] * len(job.names)
@@ -147,9 +149,11 @@ class _Operation:
         """Run steps, and save after every so many."""
         while True:
             for _ in range(self.job.interval):
-                took = self.job.slow_step if self.slow else self.job.step
+                steps = self.job.slow_steps if self.slow else self.job.steps
+                took = steps[self.nth]
                 yield from self.spend(TRAINING, self.env.timeout(took))
                 self.progress = self.after_step(took)
+                self.nth = (self.nth + 1) % len(steps)
             yield from self.settle()
             yield from self.spend(CHECKPOINT, self.env.timeout(self.job.blocked))
             self.checkpoints += 1
@@ -163,13 +167,14 @@ class _Operation:
 
     def after_step(self, took: int) -> _Progress:
         """Return the progress after one more step."""
-        done, useful = self.progress, self.job.useful[self.missing]
+        done, usual = self.progress, self.job.steps[self.nth]
+        useful = self.job.useful(self.nth, self.missing)
         return _Progress(
             done.steps + 1,
             done.shares + self.job.replicas[self.missing],
             done.training + useful,
-            done.slow + took - self.job.step,
-            done.fewer + self.job.step - useful,
+            done.slow + took - usual,
+            done.fewer + usual - useful,
         )
 
     def settle(self) -> Process:
@@ -229,6 +234,9 @@ class _Operation:
         return Sample(self.ticks, self.interruptions, done.steps, done.shares, self.checkpoints)
 
 
-def run_reference(job: Job, breaks: list[tuple[int, int]]) -> Sample:
-    """Return what becomes of a job in one sample of what breaks, (tick, what) in order."""
-    return _Operation(job, breaks).result()
+def run_reference(job: Job, breaks: list[tuple[int, int]], first: int = 0) -> Sample:
+    """Return what becomes of a job in one sample of what breaks, (tick, what) in order.
+
+    Its first step takes the time of number `first`.
+    """
+    return _Operation(job, breaks, first).result()

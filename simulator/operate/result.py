@@ -16,6 +16,7 @@ from simulator.program import Int64
 
 if TYPE_CHECKING:
     from simulator.report.result import Result
+    from simulator.report.save import SaveUse
 
 Float64 = npt.NDArray[np.float64]
 
@@ -59,11 +60,20 @@ class Operated:
     scenario: Scenario
     operations: Operations
     job: Job
-    step_time_s: float
+    step_times_s: tuple[float, ...]
+    """Of steps with nothing wrong, one after the other, round and round: samples of it under the
+    scenario's jitter, or one time."""
     seeds: range
     outcome: Outcome
     step: Result | None
     """The simulated step; none where its time was stated."""
+    saved: SaveUse | None = None
+    """The simulated checkpoint; none where its times were stated."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Mean of the steps with nothing wrong."""
+        return sum(self.step_times_s) / len(self.step_times_s)
 
     @cached_property
     def shares(self) -> Float64:

@@ -46,8 +46,7 @@ def _headline(o: Operated) -> list[str]:
         f"{cluster.num_nodes:,}{spare} node{'s' * (cluster.num_nodes + ops.spare_nodes > 1)}",
         f"  run         {ops.days:g} days, {len(o.seeds):,} sample{'s' * (len(o.seeds) > 1)} "
         f"(seeds {o.seeds[0]} to {o.seeds[-1]})",
-        f"  step        {format_seconds(o.step_time_s)}"
-        + (" (stated)" if o.step is None else " (simulated)"),
+        f"  step        {format_seconds(o.step_time_s)} ({_source(o)})",
         f"  failures    {_between(mtbf(ops, cluster.world_size, cluster.num_nodes))}",
         f"  checkpoint  {_checkpoint(o)}",
         "",
@@ -57,6 +56,19 @@ def _headline(o: Operated) -> list[str]:
         f"  kept        {steps.mean:,.0f} steps, {format_count(float(o.tokens.mean()))} "
         f"{counted(s)}",
     ]
+
+
+def _source(o: Operated) -> str:
+    """Return where the times of steps are from."""
+    if o.step is None:
+        return "stated"
+    if o.scenario.jitter is None:
+        return "simulated"
+    low, high = min(o.step_times_s), max(o.step_times_s)
+    return (
+        f"mean of {len(o.step_times_s):,} simulated under jitter, {format_seconds(low)} to "
+        f"{format_seconds(high)}; undisturbed {format_seconds(o.step.step_time_s)}"
+    )
 
 
 def _between(seconds: float) -> str:
@@ -92,7 +104,8 @@ def _checkpoint(o: Operated) -> str:
         named = (
             f" ({rule}{f' wants {format_hours(wanted)}: not before a write has ended' * sooner})"
         )
-    return f"every {every}, {steps:,} steps{named}: {format_bytes(save.state_bytes)}, {how}"
+    source = " (simulated)" * (o.saved is not None)
+    return f"every {every}, {steps:,} steps{named}: {format_bytes(save.state_bytes)}, {how}{source}"
 
 
 def _waterfall(o: Operated) -> str:
@@ -172,8 +185,14 @@ def assumptions(o: Operated) -> list[str]:
     ]  # fmt: skip
     if s.jitter is not None and ops.step_time is None:
         lines.append(
-            "steps are those that nothing disturbs; to count jitter, set operations.step_time to "
-            "the mean step that trainsim run prints"
+            f"steps take what {len(o.step_times_s):,} samples under [jitter] took, one after the "
+            "other, round and round, each run from another one on: what lasts over many steps, as "
+            "the speed of a GPU, evens out; they count as training"
+        )
+    if o.step is not None and (s.evaluation is not None or s.run.log_time):
+        lines.append(
+            "evaluations and logging make every step longer by what one of them costs a step on "
+            "average; they count as training"
         )
     if swapped:
         lines.append(
@@ -186,6 +205,9 @@ def assumptions(o: Operated) -> list[str]:
     lines.append(
         f"a checkpoint is {format_bytes(save.state_bytes)}{stated}: master weights and optimizer "
         "states, each once, spread evenly over the devices"
+        if o.saved is None
+        else "checkpoints and restores take what those of [checkpoint] do beside steps that "
+        "nothing disturbs, each without another one under way"
     )
     if o.job.asynchronous:
         lines.append("writing a snapshot slows no step; a failure before its end loses it")
@@ -230,6 +252,7 @@ def operated_dict(o: Operated, best: Best | None = None) -> dict[str, Any]:
         "seeds": {"first": o.seeds[0], "count": len(o.seeds)},
         "step_time_s": o.step_time_s,
         "step_time_is_stated": o.step is None,
+        "step_times_s": list(o.step_times_s),
         "mtbf_s": between if finite else None,
         "checkpoint": {
             "interval_s": o.job.interval * o.step_time_s,
@@ -238,6 +261,7 @@ def operated_dict(o: Operated, best: Best | None = None) -> dict[str, Any]:
             "write_s": save.write,
             "blocked_s": save.blocked,
             "restore_s": save.restore,
+            "is_simulated": o.saved is not None,
             "young_s": young(save.blocked, between) if finite else None,
             "daly_s": daly(save.blocked, between) if finite else None,
             "lost_share_to_first_order": (

@@ -3,9 +3,9 @@
 A rank is idle between two ops of its compute stream. What the later op waits for decides what that
 time is: while a flow that it waits for is moving bytes, the time is exposed communication of that
 flow's kind; the rest, where nothing moves on its behalf, is bubble. Copies to and from the host,
-updates there, checkpoints, and all that a loader does for a batch count as flows. Bubble before a
-rank's first work is fill, after its last forward or backward drain, and in between stall. All ints,
-exact.
+updates there, logging, checkpoints, and all that a loader does for a batch count as flows. Bubble
+before a rank's first work is fill, after its last forward or backward drain, and in between stall.
+All ints, exact.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from simulator.timeline import Timeline
 Ticks: TypeAlias = Int64 | int
 
 WORK = ("forward", "backward", "optimizer")
-COMMUNICATION = ("tp", "pp", "dp", "cp", "ep", "tied", "offload", "data", "save")
-OF_HOSTS = ("offload", "data", "save")
+COMMUNICATION = ("tp", "pp", "dp", "cp", "ep", "tied", "offload", "data", "save", "log")
+OF_HOSTS = ("offload", "data", "save", "log")
 """Of them what hosts and storage do, for which there are works too."""
 BUBBLE = ("fill", "stall", "drain")
 CATEGORIES = (*WORK, *COMMUNICATION, *BUBBLE)
@@ -88,13 +88,14 @@ _CATEGORY_OF_WORD = {
     "send": "pp", "recv": "pp", "pipeline": "pp", "unshard": "dp", "reduce": "dp", "shards": "dp",
     "etp": "ep", "edp": "dp", "host": "offload", "fetch": "offload", "storage": "data",
     "worker": "data", "pin": "data", "copy": "data", "snapshot": "save", "write": "save",
+    "restore": "save",
 }  # fmt: skip
 """Categories of streams that have another name."""
 
 
 def moves(program: Program) -> npt.NDArray[np.bool_]:
     """Return whether each row moves bytes: a flow, or work of a rank's host."""
-    hosts = [stream_category(stream) in ("offload", "data", "save") for stream in program.streams]
+    hosts = [stream_category(stream) in OF_HOSTS for stream in program.streams]
     found: npt.NDArray[np.bool_] = program.is_flow | np.array([*hosts, False])[program.stream]
     return found
 

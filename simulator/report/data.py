@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simulator.describe.data import PRESETS, cached_share, sample_of
+from simulator.describe.data import PRESETS, Data, cached_share, sample_of
 from simulator.describe.scenario import Scenario
 from simulator.hardware.compute import work_seconds
+from simulator.hardware.sizes import differ
 from simulator.lower.data import STAGES, batch_of, core_share, costs_of, loaders
 from simulator.program import Work
 from simulator.report.breakdown import WORK
@@ -118,6 +119,17 @@ def data_notes(result: Result) -> tuple[str, ...]:
     )
 
 
+def _spread(data: Data) -> str:
+    """Return how samples differ."""
+    if not differ(data):
+        return "all samples are alike"
+    how = f"one of {len(data.sizes)} sizes" if data.sizes else f"log-normal, cv {data.size_cv:.3g}"
+    return (
+        f"each is {how}, drawn by each replica for itself (seed {data.seed}), and takes a core as "
+        "long as its bytes say; limits of the path are those of mean samples"
+    )
+
+
 def data_assumptions(s: Scenario) -> list[str]:
     """Return what was assumed of the data path that the scenario does not say."""
     data = s.data
@@ -127,7 +139,7 @@ def data_assumptions(s: Scenario) -> list[str]:
     what = (
         f"a sample has {format_bytes(sample.bytes)} on storage, takes a core "
         f"{format_seconds(sample.seconds)} and has {format_bytes(sample.device_bytes)} on its way "
-        "to the device; all samples are alike"
+        f"to the device; {_spread(data)}"
     )
     if data.preset is not None:
         what += f" ({data.preset}: {PRESETS[data.preset].source})"

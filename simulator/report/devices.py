@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from simulator.describe.cluster import Device, Node
 from simulator.describe.scenario import Scenario
+from simulator.hardware.calibration import measured
+from simulator.lower.bodies import stage_bodies
+from simulator.program import OFF_DEVICE, Work
 from simulator.units import format_seconds
 
 HOST = {
@@ -29,12 +32,37 @@ def _of_kernels(s: Scenario, node: Node) -> list[str]:
     device = node.device
     where = f"on {device.name}: " if s.cluster.is_mixed else ""
     return [
+        *(f"{where}{line}" for line in _calibrated(s, device)),
         f"{where}matrix products sustain {_sustained(s, device):.1%} of the "
         f"{s.precision.fastest} peak{TILED[device.compute_units is not None]}, and memory-bound "
         f"kernels {device.memory_efficiency:.1%} of the memory bandwidth, whatever their size",
         f"{where}each kernel starts {format_seconds(device.launch_overhead)} after the one before "
         f"it{HOST[node.host_launch > 0].format(format_seconds(node.host_launch))}",
     ]
+
+
+def _calibrated(s: Scenario, device: Device) -> list[str]:
+    """Return which kernels take what was measured, and which do not and why."""
+    table = device.calibration
+    if table is None:
+        return []
+    named = f"device.calibration ({table.device}, {table.measured_at}; {table.how})"
+    covered: dict[str, None] = {}
+    left: dict[str, dict[str, None]] = {}
+    for cost in stage_bodies(s).costs:
+        for kernel in cost.kernels if isinstance(cost, Work) else ():
+            if kernel.dtype not in OFF_DEVICE:
+                found = measured(kernel, device)
+                if found.seconds is not None:
+                    covered[found.why] = None
+                else:
+                    left.setdefault(found.why, {})[kernel.name] = None
+    if not covered:
+        why = next(iter(left), "it runs none")
+        return [f"{named} prices no kernel: {why}; all are priced by the rules below"]
+    by_why = "; ".join(f"{', '.join(names)} ({why})" for why, names in left.items())
+    rest = f"; by the rules below {by_why}" if left else ", which are all"
+    return [f"{named} prices {', '.join(covered)}{rest}"]
 
 
 def _sustained(s: Scenario, device: Device) -> float:

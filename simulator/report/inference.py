@@ -85,13 +85,15 @@ def kv_cache_bytes_per_token(model: Model, tp: int = 1) -> int:
     2 (key and value) x layers x key-value heads / tp x head size x 2 bytes of bf16: Kwon et al.,
     2023 (arXiv 2309.06180), section 3, with the shared heads of grouped-query attention (Ainslie et
     al., 2023, arXiv 2305.13245). With latent attention layers x (kv_lora_rank + qk_rope_head_dim)
-    x 2 bytes, whole on each GPU (DeepSeek-V2, arXiv 2405.04434, section 2.1.4).
+    x 2 bytes, whole on each GPU (DeepSeek-V2, arXiv 2405.04434, section 2.1.4). A decoder's layers
+    keep as much for each token of its encoder, whose own layers keep nothing.
     """
+    layers = model.num_decoder_layers or model.num_hidden_layers
     if model.kv_lora_rank is not None:
         width = model.kv_lora_rank + (model.qk_rope_head_dim or 0)
-        return model.num_hidden_layers * width * HALF
+        return layers * width * HALF
     heads = model.num_key_value_heads // tp
-    return 2 * model.num_hidden_layers * heads * model.head_dim * HALF
+    return 2 * layers * heads * model.head_dim * HALF
 
 
 def decodes(s: Scenario) -> bool:
@@ -118,7 +120,7 @@ def weight_bytes(s: Scenario, how: Quantised | None = None) -> float:
     model = replace(decoder(s), num_nextn_predict_layers=0)  # which only training needs
     x = replace(shapes(s), routing=Routing(etp=s.plan.tp))  # experts are divided like all else
     parts = blocks(model, x)
-    params = parts.embedding.params + parts.head.params + sum(b.params for b in parts.layers)
+    params = sum(block.params for block in (*parts.others, *parts.layers))
     if model.tie_word_embeddings:
         params -= embedding_weight(parts)
     if how is None:
@@ -136,9 +138,11 @@ def _stored(how: Quantised, inputs: int, outputs: int) -> float:
 
 
 def inference(s: Scenario) -> Inference:
-    """Return what serving a scenario's model takes, for sequences of the scenario's length."""
+    """Return what serving a scenario's model takes, for sequences of the scenario's length: with an
+    encoder's tokens where it has one.
+    """
     token = kv_cache_bytes_per_token(decoder(s), s.plan.tp)
-    sequence = token * s.sequence_length
+    sequence = token * s.tokens_per_sample
     capacity = min(node.device.memory for node in s.cluster.kinds)
     weights = {}
     for name, how in FORMATS.items():
@@ -148,7 +152,7 @@ def inference(s: Scenario) -> Inference:
         weights[name] = Weights(weights_bytes=size, left_bytes=left, sequences=fit)
     return Inference(
         tp=s.plan.tp,
-        sequence_length=s.sequence_length,
+        sequence_length=s.tokens_per_sample,
         memory_capacity_bytes=capacity,
         kv_cache_bytes_per_token=token,
         kv_cache_bytes_per_sequence=sequence,
@@ -169,21 +173,20 @@ def inference_text(s: Scenario) -> str:
         for name, w in i.weights.items()
     ]  # fmt: skip
     each, over = (f" on each of {i.tp} GPUs (tp)", f" / {i.tp}") if i.tp > 1 else ("", "")
-    cached = (
-        f"2 x {model.num_hidden_layers} layers x {model.num_key_value_heads} key-value heads{over} "
-        f"x {model.head_dim}"
-    )
+    layers = f"{model.num_decoder_layers or model.num_hidden_layers} layers"
+    cached = f"2 x {layers} x {model.num_key_value_heads} key-value heads{over} x {model.head_dim}"
     if model.is_latent:
-        cached = (
-            f"{model.num_hidden_layers} layers x ({model.kv_lora_rank} latent + "
-            f"{model.qk_rope_head_dim} rotated)"
-        )
+        cached = f"{layers} x ({model.kv_lora_rank} latent + {model.qk_rope_head_dim} rotated)"
+    both = [
+        "  in layers of the decoder, for tokens of the encoder too; the encoder's layers keep none"
+    ]
     token = format_bytes(i.kv_cache_bytes_per_token)
     batches = (f"{format_bytes(n * i.kv_cache_bytes_per_sequence)} for {n}" for n in BATCHES)
     scales = "; ".join(f"{name} has {how}" for name, how in FORMATS.items() if how is not None)
     return "\n".join([
         table(rows),
         f"KV cache {token} a token{each}: {cached} x {HALF} bytes",
+        *(both if model.num_decoder_layers else []),
         f"  {', '.join(batches)} {tokens}",
         scales,
         f"embedding, head, norms{', routers' if model.num_experts else ''} and biases stay bf16; "

@@ -48,6 +48,12 @@ class LinkUse:
         """Most of each link's capacity that a piece of the window used."""
         return self._share(self.by_bin.max(axis=1), BINS)
 
+    def share_over_time(self, link: int) -> Float64:
+        """Return the share of a link's capacity that each piece of the window used."""
+        begin, end = self.window
+        room = float(self.traffic.capacity[link]) * max(end - begin, 1) / TICKS_PER_SECOND / BINS
+        return self.by_bin[link] / room if room > 0 else np.zeros(BINS)
+
     def _share(self, moved: Float64, pieces: int) -> Float64:
         """Return the share of a piece of the window's capacity; 0 of a failed link, without any."""
         begin, end = self.window

@@ -8,8 +8,8 @@ from simulator.describe.scenario import Scenario
 from simulator.hardware.outside import nccl_bytes
 from simulator.lower.memory import bytes_per_parameter, more_buffer_bytes, rank_memory
 from simulator.program import ACTIONS, NONE
+from simulator.report.host import host_lines
 from simulator.report.memory import Peak
-from simulator.report.offload import host_lines
 from simulator.report.result import Result
 from simulator.report.sharding import sharding_memory
 from simulator.report.text import stages_head, stages_text, table

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.hardware.host import host_share
-from simulator.hardware.placement import devices
-from simulator.lower.memory import rank_memory
 from simulator.lower.segments import FETCH, OFFLOAD
 from simulator.program import NONE
 from simulator.units import format_bytes
@@ -25,23 +23,7 @@ def offloads(plan: Plan) -> bool:
     return plan.offload_optimizer or plan.offload_activations
 
 
-def host_memory(result: Result, s: Scenario) -> tuple[float, float]:
-    """Return what lies on the host of the fullest node: of optimizers, and of activations.
-
-    That is the sum over its ranks of what each has there when it has most.
-    """
-    p, every = result.tiled, rank_memory(s)
-    held = np.zeros((2, p.num_ranks))
-    for at, (own, ranks) in enumerate(zip(every, p.tile_ranks, strict=True)):
-        held[0, ranks] = own.host
-        held[1, ranks] = _activations(result, at)
-    node = devices(s.plan, s.cluster) // s.cluster.ranks_per_node
-    optimizer, activations = (np.bincount(node, weights=part) for part in held)
-    fullest = int(np.argmax(optimizer + activations))
-    return float(optimizer[fullest]), float(activations[fullest])
-
-
-def _activations(result: Result, at: int) -> npt.NDArray[np.float64]:
+def activations_on_host(result: Result, at: int) -> npt.NDArray[np.float64]:
     """Return the most bytes of activations on the host of a rank of the tile, by tile.
 
     They are there from the start of the copy away to the end of the copy back.
@@ -58,20 +40,6 @@ def _activations(result: Result, at: int) -> npt.NDArray[np.float64]:
     column = result.times.column_of_tile
     by_tile: npt.NDArray[np.float64] = most[0 if column is None else column]
     return by_tile
-
-
-def host_lines(result: Result, s: Scenario) -> list[str]:
-    """Return the line of the report that says what lies on hosts, if anything does."""
-    if not offloads(s.plan):
-        return []
-    summary, parts = result.summary, host_memory(result, s)
-    named = zip(("optimizer", "activations"), parts, strict=True)
-    what = ", ".join(f"{name} {format_bytes(size)}" for name, size in named if size)
-    verdict = "fits" if summary.fits_host else "DOES NOT FIT"
-    return [
-        f"  host        {format_bytes(summary.host_memory_bytes)} of "
-        f"{format_bytes(summary.host_capacity_bytes)} on the fullest node: {verdict} ({what})"
-    ]
 
 
 def offload_assumptions(s: Scenario) -> list[str]:

@@ -52,6 +52,7 @@ COLOURS = {
     "offload": "#8c564b",
     "data": "#3d6f8f",
     "save": "#7f2f45",
+    "log": "#5f7d2e",
     # What a loader does for a batch
     "request": "#d9d2e9",
     "read": "#8fb3cc",
@@ -86,6 +87,7 @@ HATCHES = {
     "offload": "++",
     "data": "..",
     "save": "..",
+    "log": "--",
     "fill": "....",
     "stall": "----",
     "drain": "||||",
@@ -97,7 +99,10 @@ HATCHES = {
 }
 """Hatch of areas that would otherwise look alike in grey."""
 
-HATCHED_WHITE = ("tp", "pp", "dp", "cp", "ep", "tied", "offload", "data", "save", "gradients")
+HATCHED_WHITE = (
+    "tp", "pp", "dp", "cp", "ep", "tied", "offload", "data", "save", "log",
+    "gradients",
+)  # fmt: skip
 
 SERIES = (
     ("#332288", "o"), ("#a83c55", "s"), ("#44aa99", "^"), ("#882255", "D"), ("#999933", "v"),
@@ -346,9 +351,9 @@ def row_axis(ax: Axes, labels: Sequence[str], middle: float) -> None:
     ax.spines["left"].set_visible(False)
 
 
-def sample(ranks: Int64) -> Int64:
-    """Return at most `MAX_ROWS` of some ranks, evenly spaced from the first to the last."""
-    at = np.linspace(0, len(ranks) - 1, min(len(ranks), MAX_ROWS))
+def sample(ranks: Int64, most: int = MAX_ROWS) -> Int64:
+    """Return at most so many of some ranks, evenly spaced from the first to the last."""
+    at = np.linspace(0, len(ranks) - 1, min(len(ranks), most))
     return ranks[np.round(at).astype(np.int64)]
 
 

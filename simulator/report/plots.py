@@ -1,6 +1,6 @@
 """Figures: the pipeline as papers draw it, where the time goes, and memory over time.
 
-This module, `memory_plot`, `loader_plot`, `network_plots` and their palette are the one door of
+This module, the modules of other figures (`..._plot`) and their palette are the one door of
 matplotlib, opened when a first figure is drawn.
 """
 
@@ -18,7 +18,14 @@ from matplotlib.figure import Figure
 from simulator.errors import DescriptionError
 from simulator.lower.mesh import Mesh
 from simulator.program import ACTION_CODE, ACTIONS, NONE, Int64
-from simulator.report import loader_plot, memory_plot, network_plots, palette
+from simulator.report import (
+    density_plot,
+    loader_plot,
+    memory_plot,
+    network_plots,
+    palette,
+    roofline_plot,
+)
 from simulator.report.breakdown import CATEGORIES, COMMUNICATION, moves, stream_category
 from simulator.report.palette import COLOURS, INK, Float64, Lane, Spans, text_width
 
@@ -53,6 +60,14 @@ class Plots:
         """Draw when ranks compute and communicate; options are those of `pipeline` below."""
         return pipeline(self.result, path, **options)
 
+    def density(self, path: str | Path | None = None) -> Figure:
+        """Draw what all ranks do at any time, thousands of them."""
+        return density_plot.density_figure(self.result, path)
+
+    def roofline(self, path: str | Path | None = None) -> Figure:
+        """Draw how fast operators run for what they compute a byte, under their device's roofs."""
+        return roofline_plot.roofline_figure(self.result, path)
+
     def breakdown(self, path: str | Path | None = None) -> Figure:
         """Draw where the time of each rank goes, as shares of the step."""
         return breakdown(self.result, path)
@@ -83,6 +98,9 @@ def pipeline(
 ) -> Figure:
     """Draw when ranks compute and communicate, a row a rank, cells numbered by microbatch.
 
+    Where more than `palette.MAX_ROWS` rows would be needed, and none are chosen, the last step is
+    drawn as `density_plot` does, which shows every rank.
+
     Args:
         result: what to draw.
         path: where to save the figure; its suffix says how.
@@ -94,6 +112,8 @@ def pipeline(
     """
     palette.check_path(path)
     begin, end = (0, result.times.makespan) if whole_run else result.window
+    if ranks is None and not whole_run and len(result.stage_ranks) > palette.MAX_ROWS:
+        return density_plot.density_figure(result, path)
     shown, chosen = pipeline_rows(result, ranks)
     cells = pipeline_cells(result, shown, begin, end)
     every = {c: flow_spans(result, shown, c, begin, end) for c in COMMUNICATION}
@@ -333,7 +353,9 @@ def _row_of_rank(result: Result, ranks: Int64) -> Int64:
 
 FIGURES: dict[str, Callable[..., Figure]] = {
     "pipeline": pipeline,
+    "density": density_plot.density_figure,
     "breakdown": breakdown,
+    "roofline": roofline_plot.roofline_figure,
     "memory": memory_plot.memory,
     "loader": loader_plot.loader,
     "links": network_plots.links,

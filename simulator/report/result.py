@@ -13,7 +13,7 @@ import numpy as np
 from simulator.describe.scenario import Scenario
 from simulator.hardware.outside import outside
 from simulator.program import ACTIONS, NONE, Int64, Program
-from simulator.report.breakdown import Breakdown, breakdown, stream_category
+from simulator.report.breakdown import Breakdown, breakdown
 from simulator.report.memory import MemoryTimeline, memory_over_time
 from simulator.schedules.action import Actions
 from simulator.timeline import Timeline
@@ -59,7 +59,12 @@ class Result:
     without_data_s: float | None = None
     """Seconds of a step of the same scenario with all samples there, where ranks wait for some."""
     without_save_s: float | None = None
-    """Seconds of a step of the same scenario without its checkpoint."""
+    """Seconds from the first step's end to the last one's of the same scenario without its
+    checkpoints."""
+    without_evaluation_s: float | None = None
+    """Likewise of the same without evaluations."""
+    without_log_s: float | None = None
+    """Likewise of the same without logging."""
 
     @property
     def program(self) -> Program:
@@ -85,9 +90,7 @@ class Result:
         beside steps.
         """
         p, (_, end) = self.tiled, self.times.columns
-        last = p.last_of_steps
-        ahead = np.append([stream_category(n) in ("data", "save") for n in p.streams], False)
-        rows, step = last[~ahead[p.stream[last]]], p.step
+        rows, step = p.last_of_steps, p.step
         ends = np.zeros((int(step.max(initial=0)) + 1, len(p.tile_ranks), end.shape[1]), np.int64)
         np.maximum.at(ends, (step[rows], p.rank[rows]), end[rows])
         return ends
@@ -277,15 +280,32 @@ class Result:
         """Write a trace that Perfetto and chrome://tracing open.
 
         Args:
-            path: a file whose name ends in ``.json`` or ``.json.gz``.
+            path: a file whose name ends in ``.json`` or ``.pftrace``, with ``.gz`` or without.
             ranks: those to show; "some" are all of up to 64, else one of each stage.
         """
-        from simulator.report.trace import MANY_RANKS, write_trace
+        from simulator.report.trace import write_trace
 
-        if ranks == "some":
-            few = self.tiled.num_ranks <= MANY_RANKS
-            ranks = "all" if few else self.stage_ranks.tolist()
-        write_trace(self, Path(path), None if ranks == "all" else ranks)
+        write_trace(self, Path(path), self._trace_ranks(ranks))
+
+    def save_kineto(
+        self, folder: str | Path, ranks: Sequence[int] | Literal["all", "some"] = "some"
+    ) -> None:
+        """Write traces as torch.profiler does, a file a rank, for tools that read those.
+
+        Args:
+            folder: a new or an empty one.
+            ranks: those to show; "some" are all of up to 64, else one of each stage.
+        """
+        from simulator.report.trace_kineto import write_kineto
+
+        write_kineto(self, Path(folder), self._trace_ranks(ranks))
+
+    def _trace_ranks(self, ranks: Sequence[int] | Literal["all", "some"]) -> Sequence[int]:
+        from simulator.report.trace import MANY_RANKS
+
+        if ranks == "all" or (ranks == "some" and self.tiled.num_ranks <= MANY_RANKS):
+            return range(self.tiled.num_ranks)
+        return self.stage_ranks.tolist() if isinstance(ranks, str) else ranks
 
     @property
     def plot(self) -> Plots:

@@ -19,6 +19,8 @@ def sample_name(s: Scenario) -> str:
         return "samples"
     if s.run.image_size:
         return f"images of {s.run.image_size} x {s.run.image_size}"
+    if s.run.decoder_sequence_length:
+        return f"x {s.sequence_length} + {s.run.decoder_sequence_length} tokens (encoder + decoder)"
     return f"x {s.sequence_length} tokens"
 
 
@@ -66,6 +68,8 @@ def model_assumptions(s: Scenario) -> list[str]:
             "each rank's own microbatch, nothing is in place, and products have no workspace of "
             "their own",
         ]
+    if s.model.num_decoder_layers:
+        return _of_two_stacks(s.model)
     size = "12 x layers x hidden x sequence"
     if s.model.is_latent:
         size = "6 x layers x heads x sizes of key and value x sequence"
@@ -77,4 +81,22 @@ def model_assumptions(s: Scenario) -> list[str]:
     out = [f"{full}, as it is computed; no token is padding"]
     if s.model.head_transform:
         out.append("the head gives logits of every token, not of the masked ones alone")
+    return out
+
+
+def _of_two_stacks(model: Model) -> list[str]:
+    """Return what was assumed of an encoder with its decoder."""
+    out = [
+        "tokens are the encoder's and the decoder's; MFU counts 3 x the forward products, each "
+        "token in its own stack and the encoder's in the keys and values of cross-attention, and "
+        "attention in full (12 x layers x heads x head size x keys a query), masked or not; no "
+        "token is padding",
+        "every layer of the decoder makes keys and values of the encoder's output, which is kept "
+        "once, and adds to its gradient",
+    ]
+    if model.position == "relative":
+        out.append(
+            "the bias of relative positions is looked up once a stack and microbatch, in the "
+            "precision of activations, and stays until its gradient, as large, has been used"
+        )
     return out

@@ -19,12 +19,14 @@ from simulator.lower.places import is_summed, layout
 from simulator.lower.sharding import is_gathering
 from simulator.lower.trainable import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Int64, Program, Work
+from simulator.report.between import BetweenUse, between_assumptions, evaluation_use, log_use
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
 from simulator.report.context import context_assumptions
 from simulator.report.data import DataUse, data_assumptions, data_use
 from simulator.report.devices import device_assumptions
 from simulator.report.experts import expert_assumptions
-from simulator.report.offload import host_memory, offload_assumptions, offloads
+from simulator.report.host import host_assumptions, host_memory
+from simulator.report.offload import offload_assumptions
 from simulator.report.samples import model_assumptions
 from simulator.report.save import SaveUse, save_assumptions, save_use
 from simulator.report.schedule import schedule_assumptions
@@ -48,6 +50,7 @@ OWNERS = {
     "offload": "copies to and from the host, updates there",
     "data": "data loading",
     "save": "checkpoint",
+    "log": "logging",
     "bubble": "pipeline bubble",
 }
 """What a part of the step is owned by, in words."""
@@ -80,7 +83,7 @@ class Summary:
     peak_memory_rank: int
     memory_capacity_bytes: float
     host_memory_bytes: float
-    """On the host of the fullest node; 0 where nothing is offloaded."""
+    """On the host of the fullest node; 0 where nothing is known of what lies there."""
     host_capacity_bytes: float
     """Of the memory of the hosts in use in a node; 0 where nothing is known of it."""
     shares: dict[str, float]
@@ -90,6 +93,10 @@ class Summary:
     """What the data path does; None where none is described."""
     checkpoint: SaveUse | None
     """What a checkpoint costs; None where none is described."""
+    evaluation: BetweenUse | None
+    """What an evaluation costs, likewise."""
+    logging: BetweenUse | None
+    """What a log costs, likewise."""
 
     @property
     def fits(self) -> bool:
@@ -103,7 +110,7 @@ class Summary:
 
     @property
     def fits_host(self) -> bool:
-        """Whether what is offloaded stays within the memory of hosts."""
+        """Whether what lies on hosts stays within their memory."""
         return self.host_memory_bytes <= self.host_capacity_bytes
 
 
@@ -140,7 +147,7 @@ def summarise(result: Result) -> Summary:
         device_memory_bytes=needed,
         peak_memory_rank=fullest,
         memory_capacity_bytes=float(room[fullest]),
-        host_memory_bytes=sum(host_memory(result, s)) if offloads(s.plan) else 0.0,
+        host_memory_bytes=sum(host_memory(result, s).values()),
         host_capacity_bytes=0.0 if unknown else host_share(node, devices).memory,
         shares=shares,
         bottleneck=_bottleneck(
@@ -148,6 +155,8 @@ def summarise(result: Result) -> Summary:
         ),
         data=data,
         checkpoint=saved,
+        evaluation=evaluation_use(result, s),
+        logging=log_use(result, s),
     )
 
 
@@ -272,6 +281,8 @@ def assumptions(s: Scenario) -> list[str]:
         *offload_assumptions(s),
         *data_assumptions(s),
         *save_assumptions(s),
+        *host_assumptions(s),
+        *between_assumptions(s),
     ]
     out += _low_precision(s) + _saved_operators(s)
     if s.cluster.world_size > 1:

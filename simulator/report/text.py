@@ -14,9 +14,10 @@ from simulator.describe.scenario import Scenario
 from simulator.lower.layers import active_parameters, num_parameters
 from simulator.lower.trainable import parameters
 from simulator.program import ACTIONS, NONE
+from simulator.report.between import between_lines
 from simulator.report.breakdown import BUBBLE, CATEGORIES, COMMUNICATION, WORK
 from simulator.report.data import data_lines
-from simulator.report.offload import host_lines
+from simulator.report.host import host_lines
 from simulator.report.samples import attention_name, sample_name, throughput
 from simulator.report.save import save_lines
 from simulator.report.sharding import sharding_lines, sharding_name
@@ -56,6 +57,7 @@ def result_text(result: Result) -> str:
         *host_lines(result, result.scenario),
         *data_lines(result, result.scenario),
         *save_lines(result, result.scenario),
+        *between_lines(result, result.scenario),
         *sharding_lines(result, result.scenario.plan),
         "",
         _stage_table(result),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from simulator.explore.pool import cores, mapped
+from simulator.pool import cores, mapped
 from simulator.validate.published import Outcome, Report, Source, Unexpressed, report_of, rerun_row
 from simulator.validate.sources import named
 

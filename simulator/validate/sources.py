@@ -5,7 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from simulator.errors import DescriptionError, suggestion
-from simulator.validate import convolution, megatron, schedules, sharded, zero_bubble
+from simulator.validate import (
+    convolution,
+    encoder_decoder,
+    megatron,
+    schedules,
+    sharded,
+    zero_bubble,
+)
 from simulator.validate.published import Source
 
 MESSAGES = (
@@ -289,6 +296,23 @@ SOURCES = (
             "context parallelism is a ring (Megatron-LM's default); Automodel gathers K and V",
             "of models with experts norms and activation functions run again in backward, which "
             "the summaries do not say; every expert gets the same",
+        ),
+    ),
+    Source(
+        name="nemo-t5",
+        title="NVIDIA NeMo Framework, T5 results",
+        url="https://docs.nvidia.com/nemo-framework/user-guide/latest/llms/t5/performance.html",
+        file="nemo_t5.csv",
+        unit="s", printed="tokens/s", label="{model} on {n_nodes} nodes, table of {table}",
+        build=encoder_decoder.nemo_t5,
+        assumed=(
+            "tokens are the encoder's, 512 a sample: the configuration's steps make a trillion so; "
+            "the decoder's 128 are read off it",
+            "shapes, tp and 220M's microbatch of NeMo-Framework-Launcher; the table of scaling has "
+            "the batch of the table of training, and 3B one microbatch a rank on 20 nodes",
+            "fp32 gradients all-reduced during the last backward (the distributed optimizer came "
+            "later), no recomputation, unfused attention, learned positions for both stacks, "
+            "dropout 0.1; backward's tensor-parallel collectives beside products",
         ),
     ),
     Source(

@@ -31,7 +31,7 @@ _OPTIMIZERS = {
 }
 _SCHEDULES = ("1F1B", "Interleaved1F1B")
 _OF_A_DECODER = ("causal", "token_types", "embedding_norm", "head_transform", "head_bias",
-                 "pooler", "patches")  # fmt: skip
+                 "pooler", "patches", "inner_dropout")  # fmt: skip
 """Fields of a model whose defaults are a decoder's."""
 
 _SAID = {
@@ -128,6 +128,9 @@ def _refusals(s: Scenario) -> Iterator[str]:
     model, plan, run = s.model, s.plan, s.run
     if not isinstance(model, Model):
         yield f"{model.name}: Megatron-LM's flags describe transformers"
+        return
+    if model.num_decoder_layers:
+        yield f"{model.name} has an encoder; flags are written for pretrain_gpt.py, a decoder's"
         return
     defaults = {field.name: field.default for field in dataclasses.fields(Model)}
     for name in _OF_A_DECODER:

@@ -55,7 +55,7 @@ def import_megatron(
     if found := _OTHER_PROGRAMS.search(Path(args.script).name):
         raise DescriptionError(
             f"{args.script}: what is read are decoders, as pretrain_gpt.py trains them, "
-            f"not {found[1]} models"
+            f"not {found[1]} models; a scenario's model may be the config.json of a BERT, ViT or T5"
         )
     draft = Draft(args)
     notes = list(args.notes)

@@ -17,6 +17,7 @@ class Unmapped(NamedTuple):
 _FUSED = "element-wise kernels are counted as Megatron-LM fuses them by default"
 _PARTS = "the overlap of tensor-parallel collectives is taken as a whole"
 _OTHER = "decoders alone are read: GPT, Llama, Mixtral, DeepSeek and their like"
+_T5 = f"{_OTHER}; a T5 is described by its config.json"
 _STATES = "master weights are in fp32"
 
 REFUSED: Mapping[str, Unmapped] = {
@@ -35,10 +36,10 @@ REFUSED: Mapping[str, Unmapped] = {
     "yaml-cfg": Unmapped("its settings are in that file: import it instead"),
     "fp4-format": Unmapped("arithmetic in fp4 is not modelled"),
     "hierarchical-context-parallel-sizes": Unmapped("context parallelism in levels is not built"),
-    "encoder-tensor-model-parallel-size": Unmapped(_OTHER, ("0",)),
-    "encoder-pipeline-model-parallel-size": Unmapped(_OTHER, ("0",)),
-    "pipeline-model-parallel-split-rank": Unmapped(_OTHER),
-    "decoder-num-layers": Unmapped(_OTHER),
+    "encoder-tensor-model-parallel-size": Unmapped(_T5, ("0",)),
+    "encoder-pipeline-model-parallel-size": Unmapped(_T5, ("0",)),
+    "pipeline-model-parallel-split-rank": Unmapped(_T5),
+    "decoder-num-layers": Unmapped(_T5),
     "batch-size": Unmapped("Megatron-LM refuses it: write --micro-batch-size"),
     "model-parallel-size": Unmapped("Megatron-LM refuses it: write --tensor-model-parallel-size"),
 }

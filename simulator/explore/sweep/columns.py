@@ -9,8 +9,9 @@ WORK = ("compute", "memory", "launch")
 
 COLUMNS = (
     "status", "reason", "fits", "ranks", "num_nodes", "device", "dp", "tp", "pp", "cp",
-    "microbatch_size", "num_microbatches", "global_batch_size", "step_time_s", "samples_per_s",
-    "tokens_per_s", "mfu", "hfu", "bubble_fraction", "work_fraction", "optimizer_fraction",
+    "schedule", "chunks", "microbatch_size", "num_microbatches", "global_batch_size",
+    "step_time_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "bubble_fraction",
+    "work_fraction", "optimizer_fraction",
     *(f"{bound}_bound_fraction" for bound in WORK), "exposed_communication_fraction",
     *(f"exposed_{kind}_fraction" for kind in COMMUNICATION),
     "owner", "bottleneck", "device_memory_bytes", "memory_capacity_bytes", "step_energy_kwh",

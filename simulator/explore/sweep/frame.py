@@ -23,11 +23,11 @@ RUN_COLUMNS = (
 """Of a run of so many tokens, where it was asked for."""
 
 _KINDS = {
-    "string": ("status", "reason", "device", "owner", "bottleneck"),
+    "string": ("status", "reason", "device", "schedule", "owner", "bottleneck"),
     "boolean": ("fits",),
     "Int64": (
-        "ranks", "num_nodes", "dp", "tp", "pp", "cp", "microbatch_size", "num_microbatches",
-        "global_batch_size",
+        "ranks", "num_nodes", "dp", "tp", "pp", "cp", "chunks", "microbatch_size",
+        "num_microbatches", "global_batch_size",
     ),
 }  # fmt: skip
 KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}

@@ -13,6 +13,7 @@ from simulator.explore.sweep.point import Point, one_line
 from simulator.operate.cost import KWH, step_bills
 from simulator.report.breakdown import COMMUNICATION
 from simulator.report.result import Result
+from simulator.schedules import schedule_name
 
 Row: TypeAlias = dict[str, Any]
 """Plain values by column; units stand in the names."""
@@ -69,6 +70,8 @@ def _row(s: Scenario) -> Row:
         "tp": plan.tp,
         "pp": plan.pp,
         "cp": plan.cp,
+        "schedule": schedule_name(plan.schedule),
+        "chunks": plan.chunks,
         "microbatch_size": plan.microbatch_size,
         "num_microbatches": s.num_microbatches,
         "global_batch_size": s.run.global_batch_size,

@@ -8,12 +8,13 @@ fewest devices. Communication is what is exposed: what computing hides costs no 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from simulator.errors import DescriptionError
 from simulator.explore.sweep.columns import WORK
 from simulator.explore.sweep.frame import written
+from simulator.explore.sweep.lines import telling
 from simulator.explore.sweep.point import DEVICES, FIXED, SAMPLES
 from simulator.explore.sweep.row import OK, Row
 from simulator.explore.sweep.swept import Swept
@@ -99,7 +100,7 @@ def scaling(swept: Swept) -> Scaling:
         DescriptionError: when no curve has a row that runs and fits.
     """
     others = [key for key in swept.varied if key not in (DEVICES, SAMPLES)]
-    names = _names(swept.rows, others)
+    names = telling(swept.rows, others)
     found: dict[tuple[str, object], list[Row]] = {}
     for row in swept.rows:
         group = ", ".join(written(row.get(key, "-")) for key in names)
@@ -116,15 +117,6 @@ def scaling(swept: Swept) -> Scaling:
             "no point of the sweep runs and fits in memory, so there is no scaling to draw"
         )
     return Scaling(swept.name, tuple(curves))
-
-
-def _names(rows: Iterable[Row], keys: list[str]) -> list[str]:
-    """Return the first keys that tell rows apart as well as all keys do: others go with them."""
-    every = {tuple(repr(row.get(key)) for key in keys) for row in rows}
-    for count in range(len(keys)):
-        if len({values[:count] for values in every}) == len(every):
-            return keys[:count]
-    return keys
 
 
 def spent(row: Row) -> str:

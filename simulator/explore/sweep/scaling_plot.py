@@ -17,6 +17,7 @@ from simulator.errors import DescriptionError
 from simulator.explore.sweep.point import FIXED
 from simulator.explore.sweep.scaling import Curve, Scaling, between, ratio
 from simulator.report import palette
+from simulator.report.labels import apart
 from simulator.report.palette import FAINT, INK, SERIES, text_width
 from simulator.units import format_count
 
@@ -223,24 +224,6 @@ def _name_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
                 transform=ax.transAxes, clip_on=False, gid="leader")  # fmt: skip
         ax.text(1.05, place, text, size=LABEL, color=colour, va="center_baseline",
                 transform=ax.transAxes)  # fmt: skip
-
-
-def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return ascending places near the wanted ones, at least a gap apart, within bounds.
-
-    Where there is no room for that they are spread evenly.
-    """
-    room = high - low
-    if len(wanted) > 1 and gap * (len(wanted) - 1) > room:
-        return [low + room * k / (len(wanted) - 1) for k in range(len(wanted))]
-    places: list[float] = []
-    for at in wanted:
-        places.append(max(at, places[-1] + gap if places else low))
-    top = high
-    for k in range(len(places) - 1, -1, -1):
-        places[k] = min(places[k], top)
-        top = places[k] - gap
-    return places
 
 
 def _marks(axes: Sequence[Axes], s: Scaling) -> None:

@@ -15,7 +15,6 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from itertools import chain, islice
 
 from simulator.errors import TrainsimError
-from simulator.explore.pool import cores, renewed_in_silence
 from simulator.explore.sweep.pools import (
     RESUME,
     Answer,
@@ -26,6 +25,7 @@ from simulator.explore.sweep.pools import (
     Task,
 )
 from simulator.explore.sweep.row import FAILED, Record, measure
+from simulator.pool import cores, renewed_in_silence
 
 CHUNK_S = 0.25
 """Seconds of a chunk: long beside what it costs to send, short beside what a kill loses."""

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simulator.schedules import Action
-from simulator.validate.torch.job import Job
+from simulator.validate.torch.job import Job, Part
 from simulator.validate.torch.recording import Links
 
 
 class Rebuilt(NamedTuple):
-    """When each action of a step began and ended, in seconds by rank."""
+    """When each part of a step began and ended, in seconds by rank; waits end what waits."""
 
     spans: tuple[tuple[tuple[float, float], ...], ...]
 
@@ -30,60 +30,85 @@ class Rebuilt(NamedTuple):
 def rebuilt(
     job: Job, busy: Sequence[Sequence[float]], links: Links, buckets: dict[int, tuple[float, ...]]
 ) -> Rebuilt:
-    """Return a step whose actions took so many seconds each, by rank and position.
+    """Return a step whose parts took so many seconds each, by rank and position.
 
     Args:
         job: what the ranks did.
-        busy: seconds that each action computed.
+        busy: seconds that each part computed.
         links: measured times of messages and sums.
         buckets: bytes of the buckets of each stage.
     """
-    clock = [0.0] * job.world_size
-    done: list[list[tuple[float, float]]] = [[] for _ in clock]
-    arrives: dict[tuple[int, Action], float] = {}
-    ready: dict[int, dict[int, float]] = {}
-    summed: dict[tuple[int, int], float] = {}
-    lane_free = [0.0] * job.world_size
-    message = links.message(job.boundary_bytes)[0]
+    ranks = _Ranks(job, links, buckets)
+    while any(ranks.goes(rank, busy[rank]) for rank in range(job.world_size)):
+        pass
+    assert all(len(d) == len(job.parts(r)) for r, d in enumerate(ranks.done))  # they ran so
+    return Rebuilt(tuple(map(tuple, ranks.done)))
 
-    def waits_for(rank: int, action: Action) -> float | None:
-        """Return when what an action needs from others is there; None while nobody knows."""
-        if action.kind in ("RECV_F", "RECV_B"):
-            return arrives.get((rank, action))
-        if action.kind == "OPT" and len(job.holders[action.stage]) > 1:
-            return summed.get((rank, action.stage))
-        return 0.0
 
-    def sum_up(stage: int) -> None:
+class _Ranks:
+    """Where each rank is, and what has been handed over."""
+
+    def __init__(self, job: Job, links: Links, buckets: dict[int, tuple[float, ...]]) -> None:
+        self.job, self.links, self.buckets = job, links, buckets
+        self.clock = [0.0] * job.world_size
+        self.done: list[list[tuple[float, float]]] = [[] for _ in self.clock]
+        self.message = links.message(job.boundary_bytes)[0]
+        self.arrives: dict[tuple[int, Action], float] = {}
+        self.ready: dict[tuple[int, int], dict[int, float]] = {}
+        self.summed: dict[tuple[int, int], float] = {}
+        self.lane_free = [0.0] * job.world_size
+        self.met: dict[tuple[tuple[int, ...], int], dict[int, float]] = {}
+
+    def goes(self, rank: int, busy: Sequence[float]) -> bool:
+        """Let a rank go on until it waits for what is not there; return whether it moved."""
+        parts, done = self.job.parts(rank), self.done[rank]
+        before = len(done)
+        while len(done) < len(parts):
+            position = len(done)
+            action, part = parts[position]
+            begin = self.clock[rank]
+            when = self._there(rank, position, action, part)
+            if when is None:
+                break
+            own = 0.0 if part.kind in ("sum", "wait") else busy[position]
+            self.clock[rank] = max(begin, when) + own
+            self._hand_over(rank, action, part, begin)
+            done.append((begin, self.clock[rank]))
+        return len(done) > before
+
+    def _there(self, rank: int, position: int, action: Action, part: Part) -> float | None:
+        """Return when what a part needs from others is there; None while nobody knows."""
+        if part.kind == "receive":
+            return self.arrives.get((rank, action))
+        if part.kind == "wait":
+            return self.summed.get((rank, action.stage))
+        if part.kind != "sum":
+            return 0.0
+        peers = self.job.peers(rank)
+        come = self.met.setdefault((peers, position), {})
+        come[rank] = self.clock[rank]
+        if len(come) < len(peers):
+            return None
+        return max(come.values()) + self.links.peer_sum(part.bytes)
+
+    def _hand_over(self, rank: int, action: Action, part: Part, begin: float) -> None:
+        """Send a message, or come to a sum of gradients."""
+        now = self.clock[rank]
+        if part.kind == "send":
+            to = self.job.peer(rank, action), self.job.other_side(action)
+            self.arrives[to] = max(begin + self.message, now)
+        elif part.kind == "launch" and len(self.job.sharers(rank, action.stage)) > 1:
+            held = action.stage, self.job.place(rank)[2]
+            come = self.ready.setdefault(held, {})
+            come[rank] = now
+            if len(come) == len(self.job.holders[held]):
+                self._sum_up(*held)
+
+    def _sum_up(self, stage: int, index: int) -> None:
         """Take the sums of a stage whose holders have all come, bucket after bucket."""
-        holders = job.holders[stage]
-        now = max(ready[stage].values())
-        for size in buckets[stage]:
-            now = max(now, *(lane_free[r] for r in holders)) + links.sum(size)
+        holders = self.job.holders[stage, index]
+        now = max(self.ready[stage, index].values())
+        for size in self.buckets[stage]:
+            now = max(now, *(self.lane_free[r] for r in holders)) + self.links.sum(size)
         for r in holders:
-            lane_free[r] = summed[r, stage] = now
-
-    moved = True
-    while moved:
-        moved = False
-        for rank in range(job.world_size):
-            row = job.list_of(rank)
-            while len(done[rank]) < len(row):
-                position = len(done[rank])
-                action = row[position]
-                when = waits_for(rank, action)
-                if when is None:
-                    break
-                begin = clock[rank]
-                clock[rank] = max(begin, when) + busy[rank][position]
-                if action.kind in ("SEND_F", "SEND_B"):
-                    to = job.peer(rank, action), job.other_side(action)
-                    arrives[to] = max(begin + message, clock[rank])
-                elif action.kind == "REDUCE_GRAD" and len(job.holders[action.stage]) > 1:
-                    ready.setdefault(action.stage, {})[rank] = clock[rank]
-                    if len(ready[action.stage]) == len(job.holders[action.stage]):
-                        sum_up(action.stage)
-                done[rank].append((begin, clock[rank]))
-                moved = True
-    assert all(len(d) == len(job.list_of(r)) for r, d in enumerate(done))  # they ran so
-    return Rebuilt(tuple(map(tuple, done)))
+            self.lane_free[r] = self.summed[r, stage] = now

@@ -8,16 +8,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simulator.program import Program
+from simulator.timeline import Timeline
 from simulator.validate.torch.clock import Rebuilt, rebuilt
 from simulator.validate.torch.job import Job
-from simulator.validate.torch.predict import Prediction, calibrated
-from simulator.validate.torch.recording import COMPUTE, Float64, Links, Op, Recording
+from simulator.validate.torch.predict import Calibrated, Prediction, calibrated
+from simulator.validate.torch.recording import COMPUTE, NANO, Float64, Links, Op, Recording
+from simulator.validate.torch.times import measured, shares, wall_spans
 
 QUIET = 1.03
 """Most that the wall clock of a step's computing may exceed its busy time, on any rank."""
 
 FEWEST = 5
 """Quiet steps below which there is no figure by the wall clock."""
+
+COUNTED = {
+    "cpu": "tensors alive, counted by storage in one step that warms up",
+    "cuda": "torch.cuda.max_memory_allocated in one step that warms up",
+}
+"""How the peak of a device's memory is measured."""
 
 TOLERANCE = 1e-4
 """Largest difference of a loss, or of a gradient over the parameter's largest one, that fp32 sums
@@ -87,6 +96,43 @@ class Sameness(NamedTuple):
         return max(self.loss, self.gradient) <= TOLERANCE
 
 
+class Idle(NamedTuple):
+    """A share of the step in which ranks do not compute, means over ranks and steps."""
+
+    what: str
+    predicted: float
+    rebuilt: float
+    """By the rebuilt clock."""
+    wall: float
+    """By the wall clock: of quiet steps where there is a figure, else of all."""
+
+
+class Held(NamedTuple):
+    """Bytes of a rank."""
+
+    predicted: float
+    """At its peak: states, activations, and what is alive while an operator runs."""
+    measured: int
+    """Of tensors at its peak, as `COUNTED` says."""
+    states: int
+    """Of them, all the time: parameters, gradients, optimizer states."""
+
+    @property
+    def error(self) -> float:
+        """Signed: above zero, predicted too much."""
+        return self.predicted / self.measured - 1
+
+
+class Gantt(NamedTuple):
+    """A predicted step and a measured one, both of one program."""
+
+    program: Program
+    predicted: Timeline
+    measured: Timeline
+    clock: str
+    """Of the measured one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """All that a replay says."""
@@ -102,9 +148,12 @@ class Comparison:
     """Quiet steps."""
     steps: int
     """Recorded steps."""
-    bubble: tuple[float, float] | None
-    """Share of a step that ranks wait, measured on the rebuilt clock and by the wall clock, means
-    over ranks and steps."""
+    idle: tuple[Idle, ...]
+    """Bubble and exposed communication; empty where times are left out."""
+    memory: tuple[Held, ...]
+    """By rank; empty where no step was counted."""
+    gantt: Gantt | None
+    """A predicted and a measured step; None where there are none."""
     sameness: Sameness | None
     """None where the replay was cut short before its first steps ended."""
     links: Links
@@ -124,6 +173,8 @@ class Comparison:
             "ops": [{**row._asdict(), "error": row.error} for row in self.rows],
             "rebuilt_clock": _figure(self.clock),
             "wall_clock": _figure(self.wall),
+            "idle": [row._asdict() for row in self.idle],
+            "memory": [{**held._asdict(), "error": held.error} for held in self.memory],
             "quiet_steps": self.quiet,
             "steps": self.steps,
             "same_as_one_process": None if self.sameness is None else {
@@ -156,19 +207,23 @@ def compare(
         reference: what `worker.compare_with_one_process` left; None where it did not run.
         shares_cores: why times are left out.
     """
-    job, measured = recording.job, recording.measured() if recording.steps else {}
+    job, found = recording.job, recording.measured() if recording.steps else {}
     rows = tuple(
         Row(name, ops[name].seconds, op.seconds, op.variation, len(op.samples))
-        for name, op in measured.items()
+        for name, op in found.items()
         if name in ops
     )
     quiet = recording.stretch() <= QUIET if recording.steps else np.zeros(0, bool)
     timed = bool(recording.steps) and shares_cores is None
-    by_step = _by_step(recording) if timed else []
-    apart = []
+    by_step: list[Rebuilt] = []
+    apart: list[Calibrated] = []
+    idle: tuple[Idle, ...] = ()
+    gantt = None
     if timed:
+        by_step = _by_step(recording)
         engine = Prediction(job, links, recording.buckets)
         apart = [calibrated(engine, own) for own in visits]
+        idle, gantt = _idle(recording, engine.program, by_step, quiet, apart)
     every = np.ones(len(recording.steps), bool)
     return Comparison(
         job=job,
@@ -180,7 +235,12 @@ def compare(
         if timed and quiet.sum() >= FEWEST else None,
         quiet=int(quiet.sum()),
         steps=len(recording.steps),
-        bubble=_bubble(recording, by_step) if timed else None,
+        idle=idle,
+        memory=tuple(
+            Held(predicted, peak, held)
+            for predicted, (held, peak) in zip(job.memory, recording.memory, strict=False)
+        ),
+        gantt=gantt,
         sameness=_sameness(recording, reference),
         links=links,
         source=source,
@@ -198,25 +258,19 @@ def _by_step(recording: Recording) -> list[Rebuilt]:
 
 
 def _of(
-    clock: str, recording: Recording, seconds: Float64, which: Any, apart: Sequence[float]
+    clock: str, recording: Recording, seconds: Float64, which: Any, apart: Sequence[Calibrated]
 ) -> Figure:  # fmt: skip
     """Return the figure of a clock over some steps."""
-    job, times = recording.job, []
-    for rank in range(job.world_size):
-        busy = recording.busy(rank)
-        if clock == "wall":
-            computes = np.array([a.kind in COMPUTE[:-1] for a in job.list_of(rank)])
-            busy = np.where(computes, recording.wall(rank), busy)
-        times.append(busy[which])
-    places = [recording.positions(rank) for rank in range(job.world_size)]
+    job = recording.job
+    times = _op_times(recording, clock, which)
     engine = Prediction(job, recording.links, recording.buckets)
     replayed = [
-        engine.step(lambda rank, action, n=n: float(times[rank][n, places[rank][action]]))  # type: ignore[misc]
+        engine.step(lambda rank, n=n: times[rank][n].tolist())  # type: ignore[misc]
         for n in range(int(np.sum(which)))
     ]
     visit = np.arange(len(recording.steps)) // job.steps
     errors = [
-        apart[v] / float(np.median(seconds[which & (visit == v)])) - 1
+        apart[v].seconds / float(np.median(seconds[which & (visit == v)])) - 1
         for v in sorted(set(visit[which].tolist()))
     ]
     low, middle, high = np.quantile(seconds[which], (0.25, 0.5, 0.75)).tolist()
@@ -225,29 +279,74 @@ def _of(
         measured=middle,
         spread=(high - low) / 2 / middle,
         steps=int(np.sum(which)),
-        calibrated=float(np.median(apart)),
+        calibrated=float(np.median([one.seconds for one in apart])),
         error=float(np.median(errors)),
         visits=len(errors),
         replayed=float(np.median(replayed)),
     )
 
 
-def _bubble(recording: Recording, by_step: list[Rebuilt]) -> tuple[float, float]:
-    """Return the share of the rebuilt step that ranks do not compute, and of the wall clock's."""
-    job = recording.job
-    busy = np.mean([recording.busy(rank).sum(axis=1) for rank in range(job.world_size)], axis=0)
-    clock = np.array([r.seconds for r in by_step])
-    return float(np.median(1 - busy / clock)), float(np.median(1 - busy / recording.step_seconds))
+def _op_times(recording: Recording, clock: str, which: Any) -> list[Float64]:
+    """Return (steps, parts) seconds by rank that the engine replays, by a clock, of some steps.
+
+    By the wall clock work takes what it took, and a sum of tp ranks from when its last rank has
+    come to when its last rank has it; by the rebuilt clock what was measured apart, as there.
+    """
+    job, times = recording.job, []
+    for rank in range(job.world_size):
+        busy = recording.busy(rank)[which]
+        sums = np.array([part.kind == "sum" for _, part in job.parts(rank)])
+        if clock == "wall":
+            works = recording.works(rank, COMPUTE[:-1])
+            busy = np.where(works, recording.wall(rank)[which], busy)
+            spans = np.stack([recording.spans[peer][which] for peer in job.peers(rank)])
+            together = (spans[..., 1].max(0) - spans[..., 0].max(0)).clip(0) * NANO
+            busy[:, sums] = together[:, sums]
+        else:
+            busy[:, sums] = [
+                recording.links.peer_sum(part.bytes) for _, part in job.parts(rank)
+                if part.kind == "sum"
+            ]  # fmt: skip
+        times.append(busy)
+    return times
+
+
+def _idle(
+    recording: Recording, program: Program, by_step: Sequence[Rebuilt], quiet: Any,
+    apart: Sequence[Calibrated],
+) -> tuple[tuple[Idle, ...], Gantt]:  # fmt: skip
+    """Return bubble and exposed communication, and a step of median length beside a predicted."""
+    job, which = recording.job, np.flatnonzero(quiet)
+    clock = "wall"
+    if len(which) < FEWEST:
+        clock, which = "rebuilt", np.arange(len(recording.steps))
+    by_wall = [measured(job, program, wall_spans(recording, n)) for n in which.tolist()]
+    by_clock = [measured(job, program, step.spans) for step in by_step]
+    found = [
+        np.median([shares(program, timeline) for timeline in some], axis=0)
+        for some in (by_clock, by_wall)
+    ]
+    predicted = np.median([(one.bubble, one.exposed) for one in apart], axis=0)
+    rows = tuple(
+        Idle(what, float(predicted[i]), float(found[0][i]), float(found[1][i]))
+        for i, what in enumerate(("bubble", "exposed communication"))
+    )
+    shown = by_wall if clock == "wall" else by_clock
+    order = np.argsort([timeline.makespan for timeline in shown], kind="stable")
+    middle = shown[int(order[(len(order) - 1) // 2])]
+    return rows, Gantt(program, apart[len(apart) // 2].timeline, middle, clock)
 
 
 def _sameness(recording: Recording, reference: Mapping[str, Any] | None) -> Sameness | None:
     if reference is None:
         return None
+    job = recording.job
     differences = [
-        abs(loss - recording.losses[replica][step][m])
+        abs(loss - recording.losses[replica * job.tp + index][step][m])
         for step, replicas in enumerate(reference["losses"])
         for replica, losses in enumerate(replicas)
         for m, loss in enumerate(losses)
+        for index in range(job.tp)
     ]
     gradients = reference["gradients"]
     return Sameness(

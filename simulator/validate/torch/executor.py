@@ -27,16 +27,17 @@ from simulator.validate.torch.model import (
     tokens,
     weight_grads,
 )
+from simulator.validate.torch.peers import Peers
 
 AHEAD = 8
 """Receives that are posted before they are needed."""
 
-WAITS = ("RECV_F", "RECV_B")
-"""Kinds whose time is a wait for another rank."""
+WAITS = ("RECV_F", "RECV_B", "wait")
+"""What is a wait for another rank."""
 
 
 class Span(NamedTuple):
-    """One action as it was done, in nanoseconds."""
+    """One part of an action as it was done, in nanoseconds."""
 
     start: int
     """Monotonic clock of the host, as is `end`."""
@@ -49,14 +50,15 @@ class Groups(NamedTuple):
     """Process groups, made by all ranks in one order."""
 
     sums: dict[tuple[int, ...], Any]
-    """By the ranks that hold a stage, where several do."""
+    """By the ranks that sum together: gradients of a stage, and what tp ranks divide."""
     lanes: dict[tuple[int, int, str], Any]
     """By sender, receiver and kind of message, for devices without tags."""
 
     @classmethod
     def of(cls, job: Job, device: Device) -> Groups:
         """Make the groups of a job."""
-        several = sorted({h for h in job.holders.values() if len(h) > 1})
+        peers = {job.peers(rank) for rank in range(job.world_size)}
+        several = sorted({h for h in (*job.holders.values(), *peers) if len(h) > 1})
         lanes = sorted({
             (rank, job.peer(rank, a), a.kind)
             for rank in range(job.world_size)
@@ -75,13 +77,15 @@ class Executor:
     def __init__(self, job: Job, rank: int, device: Device, groups: Groups) -> None:
         self.job, self.rank, self.device, self.groups = job, rank, device, groups
         self.actions, self.live = job.list_of(rank), job.live(rank)
-        self.replica = job.place(rank)[0]
+        self.replica, _, index = job.place(rank)
         self.here = device.here()
+        self.peers = Peers(job.tp, index, groups.sums.get(job.peers(rank)))
+        self.peers.mark = self._mark
         self.stages: dict[int, Stage] = {}
         self.sums: dict[int, list[Tensor]] = {}
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         for number in job.stages_of(rank):
-            stage = stage_of(job, number).to(self.here)
+            stage = stage_of(job, number, self.peers).to(self.here)
             params = list(stage.parameters())
             self.stages[number] = stage
             self.sums[number] = buckets(params, job.bucket_bytes)
@@ -99,6 +103,8 @@ class Executor:
         self._sent: list[tuple[Any, Tensor]] = []
         self._reducing: dict[int, list[Any]] = {}
         self._to_post: deque[Action] = deque()
+        self._spans: list[Span] = []
+        self._start = self._spent = 0
 
     def step(self, at: Callable[[int], None] | None = None) -> list[Span]:
         """Do all actions once; `at` is told the position of each before it begins."""
@@ -113,6 +119,18 @@ class Executor:
         self.number += 1
         return spans
 
+    def held(self) -> list[Tensor]:
+        """Return what a rank holds all the time: parameters, gradients, optimizer states."""
+        states = (
+            value
+            for optimizer in self.optimizers.values()
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        )
+        params = (p.data for stage in self.stages.values() for p in stage.parameters())
+        return [*params, *(flat for flats in self.sums.values() for flat in flats), *states]
+
     def load(self) -> None:
         """Get the samples of a step."""
         self._data = {
@@ -122,20 +140,24 @@ class Executor:
         self.losses = {}
 
     def run(self, actions: Sequence[Action], at: Callable[[int], None] | None = None) -> list[Span]:
-        """Do actions one after the other."""
-        spans, clock, busy = [], time.perf_counter_ns, self.device.busy
-        start, spent = clock(), busy()
+        """Do actions one after the other; return the spans of their parts."""
+        self._spans = []
+        self._start, self._spent = time.perf_counter_ns(), self.device.busy()
         for position, action in enumerate(actions):
             if at is not None:
                 at(position)
             DO[action.kind](self, action)
-            if not action.kind.startswith("SEND"):
-                self.device.settle()
-            end, now = clock(), busy()
-            waits = busy is clock and action.kind in WAITS
-            spans.append(Span(start, end, 0 if waits else now - spent))
-            start, spent = end, now
-        return spans
+            self._mark(action.kind)
+        return self._spans
+
+    def _mark(self, kind: str = "") -> None:
+        """End the part that is being done; the next one begins."""
+        if not kind.startswith("SEND"):
+            self.device.settle()
+        end, spent = time.perf_counter_ns(), self.device.busy()
+        waits = self.device.busy is time.perf_counter_ns and kind in WAITS
+        self._spans.append(Span(self._start, end, 0 if waits else spent - self._spent))
+        self._start, self._spent = end, spent
 
     def feed(self, stage: int, microbatches: int) -> None:
         """Hand a stage what its neighbours would send it, as random numbers."""
@@ -209,7 +231,7 @@ class Executor:
 
     def reduce(self, action: Action) -> None:
         """REDUCE_GRAD: all buckets of a stage, not waited for until its update."""
-        holders = self.job.holders[action.stage]
+        holders = self.job.sharers(self.rank, action.stage)
         if len(holders) > 1:
             group = self.groups.sums[holders]
             self._reducing[action.stage] = [
@@ -219,8 +241,10 @@ class Executor:
 
     def update(self, action: Action) -> None:
         """OPT: wait for the sums, take their mean over replicas, update, clear gradients."""
-        for work in self._reducing.pop(action.stage, ()):
-            work.wait()
+        if len(self.job.sharers(self.rank, action.stage)) > 1:
+            for work in self._reducing.pop(action.stage, ()):
+                work.wait()
+            self._mark("wait")
         flats = self.sums[action.stage]
         if self.job.dp > 1:
             torch._foreach_div_(flats, float(self.job.dp))

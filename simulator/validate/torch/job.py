@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from simulator.describe.model import Model
 from simulator.describe.plan import Plan
@@ -42,7 +42,7 @@ MODEL_FIELDS = (
 """What of a model the ranks build."""
 
 PLAN_FIELDS = (
-    "dp", "pp", "schedule", "chunks", "microbatch_group", "schedule_times", "schedule_memory",
+    "dp", "pp", "tp", "schedule", "chunks", "microbatch_group", "schedule_times", "schedule_memory",
     "schedule_kept", "microbatch_size", "layers_per_stage", "stage_cut", "first_stage_layers",
     "last_stage_layers", "account_for_embedding_in_pipeline_split",
     "account_for_loss_in_pipeline_split", "layout", "order", "bucket_size", "grad_overlap",
@@ -61,6 +61,23 @@ WARMING, REPETITIONS, A_VISIT = 1, 8, 2
 """Repetitions of a pattern whose op times are measured: that warm up, and that count in a
 calibration, and in a visit."""
 
+
+class Part(NamedTuple):
+    """A stretch of an action that is timed by itself."""
+
+    kind: str
+    """``work``; ``sum``, a collective of tp ranks; ``send`` and ``receive``; ``launch`` of the sums
+    of gradients, and the ``wait`` for them."""
+    bytes: float = 0.0
+    """Of a sum."""
+
+
+MESSAGES = {
+    "SEND_F": "send", "SEND_B": "send", "RECV_F": "receive", "RECV_B": "receive",
+    "REDUCE_GRAD": "launch",
+}  # fmt: skip
+"""Kinds of the parts of actions that are no work."""
+
 Mode = Literal["replay", "calibrate", "reference"]
 
 
@@ -75,8 +92,9 @@ class Job:
     rows: tuple[tuple[str, ...], ...]
     """By pipeline rank: the texts of its actions, with messages, reductions and updates."""
     dp: int
-    strides: tuple[int, int]
-    """Distance in rank between neighbours along dp and along pp."""
+    tp: int
+    strides: tuple[int, int, int]
+    """Distance in rank between neighbours along dp, pp and tp."""
     microbatch_size: int
     sequence_length: int
     bucket_bytes: float | None
@@ -92,6 +110,11 @@ class Job:
     """Steps of a visit."""
     calibrates: bool = True
     """Whether a visit begins with op times; not where a calibration is given."""
+    kernels: tuple[dict[str, Any], ...] = ()
+    """Of a calibration: kinds of kernels to time, as `sizes.to_time` lists them."""
+    memory: tuple[float, ...] = ()
+    """Bytes that the simulator predicts each rank to hold at most: states, activations and what is
+    alive while an operator runs."""
     checked: int = 2
     """First steps whose losses, and of the first one gradients, are compared with one process."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -127,11 +150,13 @@ class Job:
             layers=scenario.layers_per_stage,
             rows=tuple(tuple(str(a.alone) for a in row) for row in whole),
             dp=plan.dp,
-            strides=(strides["dp"], strides["pp"]),
+            tp=plan.tp,
+            strides=(strides["dp"], strides["pp"], strides["tp"]),
             microbatch_size=plan.microbatch_size,
             sequence_length=scenario.sequence_length,
             bucket_bytes=plan.bucket_size if plan.grad_overlap else None,
             optimizer=scenario.run.optimizer,
+            memory=_peaks(scenario),
             **options,
         )
 
@@ -139,7 +164,7 @@ class Job:
     def read(cls, path: Path) -> Job:
         """Return the job that `write` wrote."""
         fields = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("layers", "strides"):
+        for name in ("layers", "strides", "memory", "kernels"):
             fields[name] = tuple(fields[name])
         fields["rows"] = tuple(map(tuple, fields["rows"]))
         return cls(**fields)
@@ -161,7 +186,7 @@ class Job:
     @property
     def world_size(self) -> int:
         """Ranks."""
-        return self.dp * self.pp
+        return self.dp * self.pp * self.tp
 
     @property
     def num_microbatches(self) -> int:
@@ -179,14 +204,20 @@ class Job:
         """Whether some backward is cut into I and W."""
         return any(a.kind == "I" for row in self.actions for a in row)
 
-    def place(self, rank: int) -> tuple[int, int]:
-        """Return the replica of a rank and its place in the pipeline."""
-        along_dp, along_pp = self.strides
-        return rank // along_dp % self.dp, rank // along_pp % self.pp
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """Return the replica of a rank, its place in the pipeline, and its index along tp."""
+        dp, pp, tp = self.strides
+        return rank // dp % self.dp, rank // pp % self.pp, rank // tp % self.tp
 
-    def rank(self, replica: int, place: int) -> int:
+    def rank(self, replica: int, place: int, index: int = 0) -> int:
         """Return the rank at a place of a replica's pipeline."""
-        return replica * self.strides[0] + place * self.strides[1]
+        dp, pp, tp = self.strides
+        return replica * dp + place * pp + index * tp
+
+    def peers(self, rank: int) -> tuple[int, ...]:
+        """Return the tp ranks of a rank's place, itself among them."""
+        replica, place, _ = self.place(rank)
+        return tuple(self.rank(replica, place, index) for index in range(self.tp))
 
     def list_of(self, rank: int) -> tuple[Action, ...]:
         """Return the actions of a rank."""
@@ -199,8 +230,8 @@ class Job:
     def peer(self, rank: int, message: Action) -> int:
         """Return the rank at the other side of a send or receive."""
         step = OTHER_SIDE[message.kind][1]
-        place = self._homes[message.stage + step, message.microbatch]
-        return self.rank(self.place(rank)[0], place)
+        replica, _, index = self.place(rank)
+        return self.rank(replica, self._homes[message.stage + step, message.microbatch], index)
 
     def other_side(self, message: Action) -> Action:
         """Return the receive of a send, or the send of a receive."""
@@ -208,18 +239,62 @@ class Job:
         return Action(message.stage + step, kind, message.microbatch)
 
     @cached_property
-    def holders(self) -> dict[int, tuple[int, ...]]:
-        """Ranks that hold each stage, ascending, over all replicas."""
+    def holders(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Ranks that hold the same part of each stage, ascending, by stage and index along tp."""
         stages = stages_of_ranks(self.actions)
         return {
-            stage: tuple(sorted(
-                self.rank(replica, place)
+            (stage, index): tuple(sorted(
+                self.rank(replica, place, index)
                 for replica in range(self.dp)
                 for place, held in enumerate(stages)
                 if stage in held
             ))
             for stage in range(len(self.layers))
+            for index in range(self.tp)
         }  # fmt: skip
+
+    def sharers(self, rank: int, stage: int) -> tuple[int, ...]:
+        """Return the ranks that sum the gradients of a stage with a rank, itself among them."""
+        return self.holders[stage, self.place(rank)[2]]
+
+    def parts_of(self, action: Action) -> tuple[Part, ...]:
+        """Return what an action is made of, one after the other."""
+        return self._parts[action.stage, action.kind]
+
+    @cached_property
+    def _parts(self) -> dict[tuple[int, str], tuple[Part, ...]]:
+        kinds = {(a.stage, a.kind) for row in self.actions for a in row}
+        return {(stage, kind): tuple(self._parts_of(stage, kind)) for stage, kind in kinds}
+
+    def _parts_of(self, stage: int, kind: str) -> Iterator[Part]:
+        if kind == "OPT" and len(self.holders[stage, 0]) > 1:
+            yield Part("wait")
+        if self.tp > 1:
+            for size in self._sums_of(stage, kind):
+                yield Part("work")
+                yield Part("sum", size)
+        yield Part(MESSAGES.get(kind, "work"))
+
+    def _sums_of(self, stage: int, kind: str) -> Iterator[float]:
+        """Yield the bytes of the tensor-parallel sums of an action."""
+        first, last = stage == 0, stage == len(self.layers) - 1
+        tokens = ELEMENT * self.microbatch_size * self.sequence_length
+        wide, layers = float(self.boundary_bytes), 2 * self.layers[stage]
+        if kind == "F":
+            yield from [wide] * (first + layers) + [float(tokens)] * (3 * last)
+        elif kind in ("B", "I"):
+            yield from [wide] * (last + layers)
+
+    @cached_property
+    def _parts_of_rank(self) -> tuple[tuple[tuple[Action, Part], ...], ...]:
+        return tuple(
+            tuple((action, part) for action in row for part in self.parts_of(action))
+            for row in self.actions
+        )
+
+    def parts(self, rank: int) -> tuple[tuple[Action, Part], ...]:
+        """Return the parts of all actions of a rank, each with its action."""
+        return self._parts_of_rank[self.place(rank)[1]]
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages that a rank holds, ascending."""
@@ -232,6 +307,17 @@ class Job:
             now[a.stage] += {"F": 1, "B": -1, "W": -1}.get(a.kind, 0)
             most = max(most, *now.values())
         return most
+
+
+def _peaks(s: Scenario) -> tuple[float, ...]:
+    """Return the bytes of each rank at its peak, without what only GPUs hold."""
+    from simulator.api import simulate  # which the ranks do not need
+    from simulator.lower.memory import rank_memory
+
+    peak = simulate(s).memory.peak
+    states = [held.states for held in rank_memory(s)]
+    stride, pp = Mesh.of(s.plan).strides["pp"], s.plan.pp
+    return tuple(float(p) + states[rank // stride % pp] for rank, p in enumerate(peak))
 
 
 def _refusals(s: Scenario) -> Iterator[str]:
@@ -247,8 +333,16 @@ def _refusals(s: Scenario) -> Iterator[str]:
                 f"model.{name} {getattr(model, name):g}: random numbers would keep losses from "
                 f"being compared with those of one process; set model.{name} = 0"
             )
-    if model.position == "alibi":
-        yield "model.position 'alibi' is not built; take a model with learned or rotary positions"
+    if model.position not in ("learned", "rotary"):
+        yield (
+            f"model.position {model.position!r} is not built; take a model with learned or rotary "
+            "positions"
+        )
+    if model.vocab_size % s.plan.tp:
+        yield (
+            f"plan.tp {s.plan.tp} does not divide the vocabulary of {model.vocab_size}; set "
+            "model.vocab_size to a multiple"
+        )
     yield from _more("model", model, Model, (*MODEL_FIELDS, *dropout, "name"))
     yield from _more("plan", s.plan, Plan, PLAN_FIELDS)
     yield from _more("run", s.run, Run, RUN_FIELDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,10 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from simulator.errors import DeadlockError, DescriptionError, TrainsimError
 from simulator.validate.torch.files import POSITION, position_file
 from simulator.validate.torch.job import Job
+
+try:
+    import fcntl
+except ImportError:  # as on Windows
+    fcntl = None  # type: ignore[assignment]
 
 POLL = 0.05
 """Seconds between two looks at the ranks."""
@@ -42,13 +49,49 @@ def require_torch() -> None:
 
 @contextmanager
 def folder_of(job: Job) -> Iterator[Path]:
-    """Give a temporary folder with a job in it, and remove it afterwards."""
+    """Give a temporary folder with a job in it, and remove it afterwards.
+
+    Those that killed commands have left are removed first: a command holds a lock in its own.
+    """
+    where = Path(tempfile.gettempdir())
     try:
-        with tempfile.TemporaryDirectory(prefix="trainsim-ranks-") as name:
+        for left in where.glob(f"{PREFIX}*"):
+            if _abandoned(left / LOCK):
+                shutil.rmtree(left, ignore_errors=True)
+        with (
+            tempfile.TemporaryDirectory(prefix=PREFIX) as name,
+            (Path(name) / LOCK).open("wb") as lock,
+        ):
+            _take(lock)
             job.write(Path(name) / "job.json")
             yield Path(name)
     except OSError as error:
-        raise TrainsimError(f"cannot keep the ranks' files: {error.strerror or error}") from None
+        reason = error.strerror or error
+        raise TrainsimError(f"cannot keep the ranks' files in {str(where)!r}: {reason}") from None
+
+
+PREFIX, LOCK = "trainsim-ranks-", "lock"
+"""How the folders of ranks begin, and the file that their command keeps locked."""
+
+
+def _abandoned(lock: Path) -> bool:
+    """Return whether a command's lock is there, ours, and held no longer."""
+    try:
+        with lock.open("r+b") as file:
+            return _take(file)
+    except OSError:  # another user's, or just made
+        return False
+
+
+def _take(file: BinaryIO) -> bool:
+    """Lock a file if nobody does; return whether it is locked now, False where there are none."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 class Ranks:

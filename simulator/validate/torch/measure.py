@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -34,13 +35,15 @@ OTHER = 2**23
 
 def actions(
     ex: Executor, kept: int, progress: Callable[[int], None] = lambda repetition: None
-) -> dict[str, list[list[float]]]:
-    """Return busy and wall seconds of the actions of a rank's stages, by label, as measured.
+) -> dict[str, list[list[list[float]]]]:
+    """Return busy and wall seconds of the work of the actions of a rank's stages, by label.
+
+    An action done once is a list of its parts that work, a pair of times each.
 
     As many forwards as the schedule keeps at once, then as many backwards: caches and allocator see
     what they see in a step. Medians, because a busy host makes outliers.
     """
-    found: dict[str, list[list[float]]] = {}
+    found: dict[str, list[list[list[float]]]] = {}
     live = min(ex.live, ex.job.num_microbatches)
     split = ex.split
     ex.load()
@@ -54,10 +57,16 @@ def actions(
                 ex.split = {(stage, m) for m in range(live)} if "I" in kinds else set()
                 for _ in range(1 if "OPT" in kinds else rounds):
                     ex.feed(stage, live)
-                    for action, span in zip(pattern, ex.run(pattern), strict=True):
+                    spans = iter(ex.run(pattern))
+                    for action in pattern:
+                        parts = ex.job.parts_of(action)
+                        work = [
+                            [span.busy * 1e-9, (span.end - span.start) * 1e-9]
+                            for part, span in zip(parts, islice(spans, len(parts)), strict=True)
+                            if part.kind == "work"
+                        ]
                         if repetition >= WARMING:
-                            pair = [span.busy * 1e-9, (span.end - span.start) * 1e-9]
-                            found.setdefault(label(action), []).append(pair)
+                            found.setdefault(label(action), []).append(work)
     ex.split = split
     return found
 
@@ -131,13 +140,24 @@ def sums(ex: Executor, sizes: list[int]) -> list[dict[str, float]]:
 
     Sizes that the stages' buckets have are measured too.
     """
-    own = ex.job.holders[min(ex.stages)]
-    if len(own) == 1:
-        return []
-    group = ex.groups.sums[own]
-    every: list[Any] = [None] * ex.job.world_size
     mine = {flat.numel() * ELEMENT for flats in ex.sums.values() for flat in flats}
-    dist.all_gather_object(every, sorted(mine | set(sizes)))
+    return _all_reduces(ex, ex.job.sharers(ex.rank, min(ex.stages)), mine | set(sizes))
+
+
+def peer_sums(ex: Executor, sizes: list[int]) -> list[dict[str, float]]:
+    """Return the time of all-reduces over a rank's tp peers, by size; those of its actions too."""
+    parts = (part for _, part in ex.job.parts(ex.rank))
+    mine = {int(part.bytes) for part in parts if part.kind == "sum"}
+    return _all_reduces(ex, ex.job.peers(ex.rank), mine | set(sizes))
+
+
+def _all_reduces(ex: Executor, ranks: tuple[int, ...], sizes: set[int]) -> list[dict[str, float]]:
+    """Return the time of all-reduces over some ranks, of the sizes that any rank names."""
+    if len(ranks) == 1:
+        return []
+    group = ex.groups.sums[ranks]
+    every: list[Any] = [None] * ex.job.world_size
+    dist.all_gather_object(every, sorted(sizes))
     out = []
     for size in sorted({size for part in every for size in part}):
         data = torch.zeros(size // ELEMENT, device=ex.here)
@@ -149,5 +169,5 @@ def sums(ex: Executor, sizes: list[int]) -> list[dict[str, float]]:
             ex.device.settle()
             spent.append((time.perf_counter_ns() - begin) * 1e-9)
         seconds = statistics.median(spent[WARMING:])
-        out.append({"bytes": size, "ranks": len(own), "seconds": seconds})
+        out.append({"bytes": size, "ranks": len(ranks), "seconds": seconds})
     return out

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from simulator.validate.torch.job import Job
+from simulator.validate.torch.peers import Peers, part
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": lambda x: functional.gelu(x, approximate="tanh"),
@@ -34,7 +35,7 @@ class _InputGrad(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: Linear) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer, ctx.calls = layer, layer.later.calls
-        return functional.linear(x, weight, layer.bias)
+        return functional.linear(x, weight, layer.product_bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -44,20 +45,34 @@ class _InputGrad(torch.autograd.Function):
 
 
 class Linear(nn.Module):
-    """A matrix product with or without bias."""
+    """A matrix product with or without bias.
 
-    def __init__(self, inputs: int, outputs: int, bias: bool, later: Later) -> None:
+    With `sums` its inputs are divided over those peers: their products are summed before the bias.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, bias: bool, later: Later, sums: Peers | None = None
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs) * 0.02)
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
-        self.later = later
+        self.later, self.sums = later, sums if sums is not None and sums.size > 1 else None
+
+    @property
+    def product_bias(self) -> nn.Parameter | None:
+        """The bias, where it is a part of the product."""
+        return None if self.sums else self.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product; its weight gradient waits where a W follows."""
         if self.later.calls is None:
-            return functional.linear(x, self.weight, self.bias)
-        out: Tensor = _InputGrad.apply(x, self.weight, self)
-        return out
+            out = functional.linear(x, self.weight, self.product_bias)
+        else:
+            out = _InputGrad.apply(x, self.weight, self)
+        if self.sums is None:
+            return out
+        out = self.sums.leave(out)
+        return out if self.bias is None else out + self.bias
 
 
 @torch.no_grad()
@@ -66,8 +81,8 @@ def weight_grads(calls: list[tuple[Linear, Tensor, Tensor]]) -> None:
     for layer, x, grad in calls:
         rows, ins = grad.flatten(0, -2), x.flatten(0, -2)
         layer.weight.grad.addmm_(rows.t(), ins)
-        if layer.bias is not None:
-            layer.bias.grad.add_(rows.sum(0))
+        if (bias := layer.product_bias) is not None:
+            bias.grad.add_(rows.sum(0))
 
 
 def norm(model: dict[str, Any]) -> nn.Module:
@@ -81,24 +96,26 @@ def norm(model: dict[str, Any]) -> nn.Module:
 class Layer(nn.Module):
     """Attention and MLP, each behind a norm."""
 
-    def __init__(self, model: dict[str, Any], later: Later) -> None:
+    def __init__(self, model: dict[str, Any], later: Later, peers: Peers) -> None:
         super().__init__()
         size, inner, dim = model["hidden_size"], model["intermediate_size"], model["head_dim"]
-        self.heads, self.pairs = model["num_attention_heads"], model["num_key_value_heads"]
+        heads, pairs = model["num_attention_heads"], model["num_key_value_heads"]
+        self.heads, self.pairs, self.peers = heads // peers.size, pairs // peers.size, peers
         self.dim, self.rotary = dim, model["position"] == "rotary"
         bias, out = model["attention_bias"], model["output_bias"]
         self.gated, self.activation = model["gated_mlp"], ACTIVATIONS[model["activation"]]
         self.first = norm(model)
-        self.qkv = Linear(size, (self.heads + 2 * self.pairs) * dim, bias, later)
-        self.out = Linear(self.heads * dim, size, bias if out is None else out, later)
+        self.qkv = Linear(size, (heads + 2 * pairs) * dim, bias, later)
+        self.out = Linear(heads * dim, size, bias if out is None else out, later, peers)
         self.second = norm(model)
         self.up = Linear(size, inner * (1 + self.gated), model["mlp_bias"], later)
-        self.down = Linear(inner, size, model["mlp_bias"], later)
+        self.down = Linear(inner, size, model["mlp_bias"], later, peers)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
-        x = x + self.out(self._attended(self.qkv(self.first(x))))
-        y = self.up(self.second(x))
+        enter = self.peers.enter
+        x = x + self.out(self._attended(self.qkv(enter(self.first(x)))))
+        y = self.up(enter(self.second(x)))
         if self.gated:
             gate, y = y.chunk(2, -1)
             return x + self.down(self.activation(gate) * y)
@@ -131,12 +148,13 @@ class Stage(nn.Module):
     """Consecutive layers, with the embedding before the first and head and loss after the last.
 
     Parameters come from the job's seed and the number of their layer, so that every process that
-    builds a layer has the same ones; their names count layers through the whole model.
+    builds a layer has the same ones; their names count layers through the whole model. Of each
+    parameter a rank holds its own part.
     """
 
-    def __init__(self, job: Job, layers: range, *, first: bool, last: bool) -> None:
+    def __init__(self, job: Job, layers: range, peers: Peers, *, first: bool, last: bool) -> None:
         super().__init__()
-        model, self.later = job.model, Later()
+        model, self.later, self.peers = job.model, Later(), peers
         size, vocab = model["hidden_size"], model["vocab_size"]
         count = model["num_hidden_layers"]
         self.embedding = self.positions = self.norm = self.head = None
@@ -150,36 +168,39 @@ class Stage(nn.Module):
         self.layers = nn.ModuleDict()
         for number in layers:
             torch.manual_seed(job.seed + 2 + number)
-            self.layers[str(number)] = Layer(model, self.later)
+            self.layers[str(number)] = Layer(model, self.later, peers)
         if last:
             torch.manual_seed(job.seed + 2 + count)
             self.norm, self.head = norm(model), Linear(size, vocab, model["head_bias"], self.later)
+        if peers.size > 1:
+            for name, param in self.named_parameters():
+                param.data = part(job, name, param.data, peers.index).clone()
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return what the next stage receives, or the mean loss of a token at the end."""
         if self.embedding is not None:
-            x = self.embedding(x)
+            x = self.peers.embed(x, self.embedding.weight)
             if self.positions is not None:
                 x = x + self.positions[: x.shape[1]]
         for layer in self.layers.values():
             x = layer(x)
         if self.head is None or self.norm is None:
             return x
-        logits = self.head(self.norm(x))
+        logits = self.head(self.peers.enter(self.norm(x)))
         assert targets is not None  # of the last stage
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return self.peers.loss(logits.flatten(0, 1), targets.flatten())
 
 
-def stage_of(job: Job, number: int) -> Stage:
+def stage_of(job: Job, number: int, peers: Peers) -> Stage:
     """Return one stage of a job."""
     begin = sum(job.layers[:number])
     layers = range(begin, begin + job.layers[number])
-    return Stage(job, layers, first=number == 0, last=number == len(job.layers) - 1)
+    return Stage(job, layers, peers, first=number == 0, last=number == len(job.layers) - 1)
 
 
 def whole(job: Job) -> Stage:
     """Return the model in one stage."""
-    return Stage(job, range(sum(job.layers)), first=True, last=True)
+    return Stage(job, range(sum(job.layers)), Peers(), first=True, last=True)
 
 
 def tokens(job: Job, step: int, replica: int, microbatch: int) -> Tensor:

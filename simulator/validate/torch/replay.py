@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import DescriptionError, TrainsimError
-from simulator.explore.pool import cores
 from simulator.files import write_whole
+from simulator.pool import cores
 from simulator.validate.torch.compare import Comparison, compare
-from simulator.validate.torch.job import Job
+from simulator.validate.torch.job import MESSAGES, Job
 from simulator.validate.torch.launch import (
     Ranks,
     check_against_one_process,
@@ -22,12 +22,13 @@ from simulator.validate.torch.launch import (
     require_torch,
 )
 from simulator.validate.torch.recording import Links, Op, Recording
+from simulator.validate.torch.sizes import table_toml
 
 Progress = Callable[[int], None]
 
 SCHEMA_VERSION = 1
 
-SAME = ("model", "layers", "microbatch_size", "sequence_length", "optimizer", "device")
+SAME = ("model", "layers", "tp", "microbatch_size", "sequence_length", "optimizer", "device")
 """What a calibration must have in common with a job that it prices."""
 
 
@@ -129,8 +130,10 @@ def compared(
 
 def calibrate(
     job: Job, *, timeout: float = 60.0, progress: Progress = lambda repetition: None
-) -> dict[str, Any]:
-    """Measure op times of a job's stages, messages and sums by size, and return them as a table.
+) -> tuple[dict[str, Any], str]:
+    """Measure op times of a job's stages, messages and sums by size, and single kernels.
+
+    Returns the table of a replay, and the text of one that a device may name.
 
     Raises:
         DescriptionError: when torch is not there, or the ranks would share cores.
@@ -144,6 +147,7 @@ def calibrate(
         with Ranks(job, folder) as ranks:
             ranks.wait(timeout, progress)
         recording = Recording.read(job, folder)
+    of_device = table_toml(recording.kernels, recording.machine, job.world_size)
     return {
         "schema_version": SCHEMA_VERSION,
         "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -155,8 +159,14 @@ def calibrate(
             dict(zip(("bytes", "seconds", "send", "receive"), row, strict=True))
             for row in recording.links.messages
         ],
-        "sums": [dict(zip(("bytes", "seconds"), r, strict=True)) for r in recording.links.sums],
-    }
+        **{
+            name: [
+                dict(zip(("bytes", "seconds"), row, strict=True))
+                for row in getattr(recording.links, name)
+            ]
+            for name in ("sums", "peer_sums")
+        },
+    }, of_device
 
 
 def _plain(value: Any) -> Any:
@@ -177,11 +187,12 @@ def read_calibration(path: Path, job: Job) -> tuple[Mapping[str, Op], Links, str
             if table["job"][name] != _plain(getattr(job, name))
         ]
         ops = {
-            name: Op(**{**op, "samples": tuple(map(float, op["samples"]))})
+            name: Op(**{**op, "samples": tuple(tuple(map(float, s)) for s in op["samples"])})
             for name, op in table["actions"].items()
         }
         messages = tuple(tuple(row.values()) for row in table["messages"])
-        links = Links(messages, tuple(tuple(row.values()) for row in table["sums"]))
+        sums = (tuple(tuple(r.values()) for r in table[name]) for name in ("sums", "peer_sums"))
+        links = Links(messages, *sums)
         source = f"{path}: {table['measured_at']}, {table['machine']['device']}"
         ranks = int(table["ranks"])
     except OSError as error:
@@ -210,7 +221,12 @@ def timeline_document(recording: Recording) -> dict[str, Any]:
         "steps": list(recording.steps),
         "ranks": [
             {
-                "actions": [str(a) for a in recording.job.list_of(rank)],
+                "parts": [
+                    str(action)
+                    if part.kind in ("work", *MESSAGES.values())
+                    else f"{action} {part.kind}"
+                    for action, part in recording.job.parts(rank)
+                ],
                 "spans": recording.spans[rank].tolist(),
             }
             for rank in range(recording.job.world_size)
@@ -229,7 +245,11 @@ def write_timeline(recording: Recording, path: Path) -> None:
 
 def write_document(document: Mapping[str, Any], path: Path) -> None:
     """Write plain values as JSON, whole or not at all."""
-    text = json.dumps(document) + "\n"
+    write_text(json.dumps(document) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a text, whole or not at all."""
 
     def write(target: Path) -> None:
         target.write_text(text, encoding="utf-8")

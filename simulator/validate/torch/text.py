@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.units import format_seconds
-from simulator.validate.torch.compare import FEWEST, QUIET, TOLERANCE, Comparison, Figure
+from simulator.units import format_bytes, format_seconds
+from simulator.validate.torch.compare import COUNTED, FEWEST, QUIET, TOLERANCE, Comparison, Figure
 
 TITLES = {
     "rebuilt": "rebuilt clock (time computed in each action + measured messages)",
@@ -18,9 +18,15 @@ UNITS = (("device", ""), ("cores", " cores"), ("threads_per_rank", " thread(s) a
 """What of a machine is printed, and in what."""
 
 
+LINKS = {"messages": "message", "sums": "sum of gradients", "peer_sums": "sum of tp ranks"}
+"""What a calibration knows of links, and its name."""
+
+
 def comparison_text(c: Comparison) -> str:
     """Return everything that a replay says, for people."""
     lines = [*_head(c), "", *_same(c)]
+    if c.memory:
+        lines += ["", *_memory(c)]
     if c.shares_cores:
         return "\n".join([*lines, "", f"times are left out: {c.shares_cores}"])
     if c.rows:
@@ -28,7 +34,7 @@ def comparison_text(c: Comparison) -> str:
     for figure in (c.clock, c.wall):
         if figure is not None:
             lines += ["", *_figure(figure)]
-    lines += ["", *_steps(c)]
+    lines += ["", *_steps(c), "", *_idle(c)]
     if c.clock is not None:
         lines += ["", _verdict(c.wall or c.clock)]
     return "\n".join(lines)
@@ -42,9 +48,9 @@ def table_text(table: Mapping[str, Any]) -> str:
         f"{format_seconds(op['wall_seconds']):>11} {len(op['samples']):>6}"
         for name, op in table["actions"].items()
     ]
-    for name in ("messages", "sums"):
+    for name, what in LINKS.items():
         lines += [
-            f"{name[:-1]} of {row['bytes']:,} bytes: {format_seconds(row['seconds'])}"
+            f"{what} of {row['bytes']:,} bytes: {format_seconds(row['seconds'])}"
             for row in table[name]
         ]
     return "\n".join(lines)
@@ -52,7 +58,9 @@ def table_text(table: Mapping[str, Any]) -> str:
 
 def _head(c: Comparison) -> list[str]:
     job, machine = c.job, c.machine
-    size = f"{job.pp} pipeline ranks x dp {job.dp}" if job.dp > 1 else f"{job.pp} pipeline ranks"
+    size = f"{job.pp} pipeline ranks"
+    for axis in ("dp", "tp"):
+        size += f" x {axis} {getattr(job, axis)}" if getattr(job, axis) > 1 else ""
     where = ", ".join(
         f"{machine[key]}{unit}"
         for key, unit in UNITS
@@ -133,12 +141,26 @@ def _steps(c: Comparison) -> list[str]:
             f"fewer than {FEWEST} quiet steps: there is no figure by the wall clock; the host does "
             "other things too"
         )
-    if c.bubble is not None:
-        lines.append(
-            f"ranks wait {c.bubble[0]:.1%} of a step by the rebuilt clock, {c.bubble[1]:.1%} by "
-            "the wall clock of all steps"
-        )
     return lines
+
+
+def _idle(c: Comparison) -> list[str]:
+    rows = [
+        f"{row.what:24} {row.predicted:>10.1%} {row.rebuilt:>14.1%} {row.wall:>11.1%}"
+        for row in c.idle
+    ]
+    head = f"{'share of a step':24} {'predicted':>10} {'rebuilt clock':>14} {'wall clock':>11}"
+    return [head, *rows]
+
+
+def _memory(c: Comparison) -> list[str]:
+    rows = [
+        f"rank {rank:<5} {format_bytes(held.predicted):>11} {format_bytes(held.measured):>11} "
+        f"{held.error:>+8.1%} {format_bytes(held.states):>11}"
+        for rank, held in enumerate(c.memory)
+    ]
+    head = f"{'peak':10} {'predicted':>11} {'measured':>11} {'error':>8} {'states':>11}"
+    return [head, *rows, f"measured: {COUNTED[c.job.device]}"]
 
 
 def _verdict(f: Figure) -> str:

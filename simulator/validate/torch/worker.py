@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 import json
 import mmap
 import os
@@ -16,11 +17,14 @@ import torch
 import torch.distributed as dist
 
 from simulator.validate.torch import measure
+from simulator.validate.torch.allocation import held_bytes, peak_bytes
 from simulator.validate.torch.device import DEVICES
 from simulator.validate.torch.executor import Executor, Groups
 from simulator.validate.torch.files import POSITION, grads_file, position_file, results_file
 from simulator.validate.torch.job import A_VISIT, REPETITIONS, Job
+from simulator.validate.torch.kernels import timed
 from simulator.validate.torch.model import OPTIMIZERS, tokens, whole
+from simulator.validate.torch.peers import part
 
 GIVE_UP = datetime.timedelta(hours=1)
 """Until torch itself ends a wait; whoever started the ranks is quicker."""
@@ -30,14 +34,19 @@ def main(folder: Path) -> None:
     """Do this process's part of the job in a folder."""
     torch.set_num_threads(1)
     job = Job.read(folder / "job.json")
-    if job.mode == "reference":
-        compare_with_one_process(job, folder)
-    else:
-        rank = int(os.environ["RANK"])
-        join(job, rank, f"file://{(folder / 'store').resolve()}")
-        work(job, rank, folder)
+    code = 0
+    try:
+        if job.mode == "reference":
+            compare_with_one_process(job, folder)
+        else:
+            rank = int(os.environ["RANK"])
+            join(job, rank, f"file://{(folder / 'store').resolve()}")
+            work(job, rank, folder)
+    except OSError as error:
+        print(f"cannot keep its files: {error.strerror or error}", file=sys.stderr)  # noqa: T201
+        code = 1
     sys.stderr.flush()
-    os._exit(0)  # a backend's threads have been seen to abort a process that ends by itself
+    os._exit(code)  # a backend's threads have been seen to abort a process that ends by itself
 
 
 def join(job: Job, rank: int, method: str) -> None:
@@ -91,6 +100,8 @@ def work(job: Job, rank: int, folder: Path) -> None:
                 "actions": measure.actions(ex, REPETITIONS, lambda n: at(n, -1)),
                 "messages": measure.messages(ex, sizes),
                 "sums": measure.sums(ex, list(measure.SIZES)),
+                "peer_sums": measure.peer_sums(ex, list(measure.SIZES)),
+                "kernels": timed(list(job.kernels), device, lambda n: at(REPETITIONS + n, -1)),
             })  # fmt: skip
         else:
             replay(ex, folder, at, write)
@@ -107,6 +118,7 @@ def replay(
         "machine": machine(job),
         "messages": measure.messages(ex, [job.boundary_bytes]),
         "sums": measure.sums(ex, []),
+        "peer_sums": measure.peer_sums(ex, []),
         "buckets": {stage: [flat.numel() * flat.element_size() for flat in flats]
                     for stage, flats in ex.sums.items()},
     })  # fmt: skip
@@ -118,9 +130,14 @@ def replay(
 
     ex.before_update = keep
 
-    def step(recorded: bool) -> None:
+    def step(recorded: bool, counted: bool = False) -> None:
         number = ex.number
         dist.barrier()
+        if counted:
+            held = ex.held()
+            peak = peak_bytes(lambda: ex.step(lambda position: at(number, position)), held, ex.here)
+            write({"memory": {"held": held_bytes(held), "peak": peak}})
+            return
         spans = ex.step(lambda position: at(number, position))
         losses = {str(m): loss for m, loss in sorted(ex.losses.items())}
         write({"step": number, "recorded": recorded, "losses": losses, "spans": spans})
@@ -130,7 +147,10 @@ def replay(
         step(recorded=False)
         if number == 0:
             ex.before_update = None
-            torch.save(kept, grads_file(folder, ex.rank))
+            saved = io.BytesIO()  # torch calls a full disk an internal error
+            torch.save(kept, saved)
+            grads_file(folder, ex.rank).write_bytes(saved.getvalue())
+    step(recorded=False, counted=True)
     for _ in range(job.visits):
         if job.calibrates:
             write({"actions": measure.actions(ex, A_VISIT)})
@@ -193,9 +213,11 @@ def compare_with_one_process(job: Job, folder: Path) -> None:
         if step == 0:
             mine = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
             for rank in range(job.world_size):
+                index = job.place(rank)[2]
                 for name, grad in torch.load(grads_file(folder, rank)).items():
                     scale = float(mine[name].abs().max())
-                    error = float((grad - mine[name]).abs().max()) / (scale or 1.0)
+                    own = part(job, name, mine[name], index)
+                    error = float((grad - own).abs().max()) / (scale or 1.0)
                     worst["compared"] += 1  # type: ignore[operator]
                     if error >= float(worst["relative"]):  # type: ignore[arg-type]
                         worst |= {"relative": error, "parameter": name}
