@@ -18,6 +18,7 @@ from simulator.exchange.kineto.calls import axis_of, call_of, operation_of
 from simulator.exchange.kineto.events import Spans, innermost
 from simulator.lower.check import check
 from simulator.program import ACTION_CODE, ACTIONS, NONE
+from simulator.report.breakdown import CATEGORIES
 from simulator.report.measured import overlap, result_of, step_times
 
 TRACES = Path(__file__).parent / "traces"
@@ -102,6 +103,22 @@ def test_messages_bound_clocks_where_there_is_no_collective(tmp_path):
     first.recv(20, 10, 1)
     measured = read_kineto(saved(tmp_path, first, second))
     assert measured.clocks.offset.tolist() == [0, 100_000]
+
+
+def test_collectives_go_on_where_messages_have_reached(tmp_path):
+    # Ranks 0 and 1 exchange messages, ranks 1 and 2 sum: the collective aligns 2 to 1 exactly.
+    groups = {"0": ("default_pg", range(3)), "dp": ("mesh_dp", [1, 2])}
+    ranks = [Rank(r, 3, groups, clock) for r, clock in enumerate((0, 100, -5000))]
+    ranks[0].send(0, 10, 1)
+    ranks[1].recv(0, 10, 0)
+    ranks[1].send(20, 10, 0)
+    ranks[0].recv(20, 10, 1)
+    for rank in ranks[1:]:
+        rank.collective("allreduce", 40, 10, group="dp")
+    measured = read_kineto(saved(tmp_path, *ranks))
+    assert measured.clocks.offset.tolist() == [0, 100_000, -5_000_000]
+    assert "1 by the ends of 1 matched collectives" in measured.notes[0]
+    assert "1 by what messages allow" in measured.notes[0]
 
 
 def test_clocks_within_what_messages_allow_stay(tmp_path):
@@ -424,6 +441,18 @@ def test_a_simulated_schedule_recorded_as_kernels_comes_back(
     assert (q.microbatch[back] == p.microbatch[key]).all()
     assert np.abs(u.start[back] - t.start[key]).max() <= 2000  # clocks are whole nanoseconds
     assert (u.end[back] - u.start[back] - (t.end - t.start)[key] == 0).all()
+
+
+@pytest.mark.parametrize("changes", [{}, {"plan.schedule": "ZB-H1"}, {"plan.pp": 1, "plan.dp": 4}])
+def test_a_scenario_written_as_profilers_write_it_comes_back_with_its_numbers(tmp_path, changes):
+    small = {"model": "gpt2", "run.global_batch_size": 16}
+    result = sim.simulate(sim.load("gpt2-xl-1f1b", small | changes))
+    result.save_kineto(tmp_path / "traces")
+    back = result_of(read_kineto(tmp_path / "traces"))
+    assert back.step_time_s == pytest.approx(result.step_time_s, rel=1e-6)
+    for category in CATEGORIES:
+        ours, theirs = (r.breakdown.of(category).mean() for r in (result, back))
+        assert theirs == pytest.approx(ours, rel=1e-3, abs=1e6), category  # a microsecond
 
 
 @given(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from simulator.errors import DescriptionError
 from simulator.exchange.kineto.assemble import Assembled, assemble
-from simulator.exchange.kineto.calls import check_axes
+from simulator.exchange.kineto.calls import Call, check_axes
 from simulator.exchange.kineto.clocks import Clocks, aligned
 from simulator.exchange.kineto.events import Int64
 from simulator.exchange.kineto.files import Document, find, read
@@ -199,6 +199,19 @@ def _origin(ranks: Sequence[RankOps], steps: Sequence[int], offset: Int64) -> in
     return int(min([*first, *ops]))
 
 
+def _group_notes(calls: Sequence[Call]) -> list[str]:
+    """Say which groups count as which axis."""
+    names: dict[tuple[str, int], dict[str, None]] = {}
+    for call in calls:
+        if call.group:
+            names.setdefault((call.axis, len(call.ranks)), {})[call.group] = None
+    parts = []
+    for (axis, size), some in sorted(names.items()):
+        shown = ", ".join(repr(name) for name in list(some)[:3]) + ", ..." * (len(some) > 3)
+        parts.append(f"{shown}{f' of {size} ranks' * (size > 0)} as {axis}")
+    return [f"groups count: {'; '.join(parts)}"] if parts else []
+
+
 def _notes(ranks: Sequence[RankOps], calls: Matched, found: Assembled) -> list[str]:
     """Say what was taken for what."""
     said: dict[str, list[int]] = {}
@@ -209,20 +222,15 @@ def _notes(ranks: Sequence[RankOps], calls: Matched, found: Assembled) -> list[s
         note if len(some) == len(ranks) else f"rank {', '.join(map(str, some))}: {note}"
         for note, some in said.items()
     ]
-    joint = [(c, ops) for ops in ranks for c in ops.calls if c is not None]
-    groups = dict.fromkeys((c.group, c.axis, len(c.ranks)) for c, _ in joint if c.group)
-    if groups:
-        notes.append("groups: " + ", ".join(
-            f"{name!r}{f' of {size} ranks' * (size > 0)} counts as {axis}"
-            for name, axis, size in groups
-        ))  # fmt: skip
+    joint = [c for ops in ranks for c in ops.calls if c is not None]
+    notes += _group_notes(joint)
     if calls.alone and len(ranks) > 1:
         unknown = f", {calls.groupless} of them of no known group" * (calls.groupless > 0)
         notes.append(
             f"{calls.alone} calls match none of another rank{unknown}: they count as transfer from "
             "their start"
         )
-    if any(c.bytes == 0 and c.operation != "barrier" for c, _ in joint):
+    if any(c.bytes == 0 and c.operation != "barrier" for c in joint):
         notes.append("calls whose size no trace states have 0 bytes, and no bandwidth")
     if not any(len(ops.steps) for ops in ranks):
         notes.append("no ProfilerStep: steps follow from repeated actions, or all is one step")
