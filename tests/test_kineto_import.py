@@ -277,6 +277,34 @@ def test_an_action_that_repeats_begins_the_next_step(tmp_path):
     assert read_kineto(rank.save(tmp_path)).program.step.tolist() == [0, 0, 1, 1]
 
 
+def test_passes_begin_where_the_message_was_there_that_they_waited_for(tmp_path):
+    # Torch's runtime posts the receive at 0 and waits for it in the forward, from 20 to 50.
+    first, second = Rank(0, 2), Rank(1, 2)
+    first.range("PP:0F0", 0, 40)
+    first.range("PP:0SEND_F0", 40, 2)
+    second.range("PP:1RECV_F0", 0, 2)
+    second.range("gloo:recv", 1, 49)
+    second.range("PP:1F0", 20, 60)
+    measured = read_kineto(saved(tmp_path, first, second))
+    assert named(measured, 1, "F") == [(50, 80)]
+    assert flows(measured, 1) == [("send_recv", "recv F", 40, 50)]
+    b = result_of(measured).breakdown
+    assert b.of("pp").tolist()[1] == 10 * MICRO
+    assert measured.clocks.offset.tolist() == [0, 0]
+
+
+def test_ranges_that_reduce_are_sums_where_something_is_summed_in_them(tmp_path):
+    ranks = [Rank(0, 2), Rank(1, 2)]
+    for rank in ranks:
+        rank.range("PP:0B0", 0, 10)
+        rank.range("PP:0REDUCE_GRAD", 10, 20)
+    assert not read_kineto(saved(tmp_path, *ranks)).program.is_flow.any()
+    for rank in ranks:
+        rank.range("gloo:all_reduce", 12, 15)
+    measured = read_kineto(saved(tmp_path, *ranks))
+    assert flows(measured, 0) == [("all_reduce", "dp", 10, 30)]
+
+
 def test_kernels_that_overlap_count_once(tmp_path):
     rank = Rank(0, 1)
     rank.kernel("a", 0, 100)
