@@ -293,6 +293,16 @@ def test_passes_begin_where_the_message_was_there_that_they_waited_for(tmp_path)
     assert measured.clocks.offset.tolist() == [0, 0]
 
 
+def test_updates_count_where_no_action_names_them(tmp_path):
+    rank = Rank(0, 1)
+    rank.range("ProfilerStep#1", 0, 100)
+    rank.range("PP:0F0", 0, 20)
+    rank.range("Optimizer.step#AdamW.step", 30, 40)
+    assert named(read_kineto(rank.save(tmp_path)), 0, "OPT") == [(30, 70)]
+    rank.range("PP:0OPT0", 25, 50)  # holds the other
+    assert named(read_kineto(rank.save(tmp_path)), 0, "OPT") == [(25, 75)]
+
+
 def test_ranges_that_reduce_are_sums_where_something_is_summed_in_them(tmp_path):
     ranks = [Rank(0, 2), Rank(1, 2)]
     for rank in ranks:

@@ -15,6 +15,7 @@ from simulator.exchange.kineto.events import Int64, Recorded, Spans, outermost, 
 from simulator.exchange.kineto.files import Document
 from simulator.exchange.kineto.labels import (
     BACKWARD,
+    UPDATES,
     Actions,
     Labels,
     actions_of,
@@ -100,13 +101,15 @@ def _of_device(events: Recorded) -> tuple[Spans, Int64, list[str]]:
 
 
 def _of_actions(events: Recorded, actions: Actions) -> tuple[Spans, Int64, list[str]]:
-    """Return the ranges of actions, and collectives of gloo that these do not name."""
+    """Return the ranges of actions, with sums of gloo and updates that these do not name."""
     ranges = events.ranges
     chosen = dict.fromkeys(actions.spans.names)
     if not _sums(events, actions).any():
         chosen |= dict.fromkeys(
             n for n in ranges.names if n.startswith("gloo:") and n[5:9] not in ("send", "recv")
         )
+    if ACTION_CODE["OPT"] not in actions.action:
+        chosen |= dict.fromkeys(n for n in ranges.names if n.startswith(UPDATES))
     spans = ranges.some(np.array([name in chosen for name in ranges.names], bool))
     cut = _waits_cut(spans, ranges.some(np.array([n == GLOO_RECEIVE for n in ranges.names], bool)))
     return spans, np.full(len(spans), NONE, np.int64), [
