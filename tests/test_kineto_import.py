@@ -435,6 +435,33 @@ def test_the_recorded_pipeline_has_the_bubble_that_its_ranges_show():
     assert np.diff(measured.program.joint_members.offset).tolist() == [2] * 8
 
 
+def test_a_recording_of_torchs_runtime_has_all_its_messages_and_one_clock():
+    measured = read_kineto(TRACES / "runtime")
+    check(measured.program)
+    p = measured.program
+    assert measured.steps == (2, 3)
+    # Interleaved, 4 stages on 2 ranks: 3 borders x 2 directions x 4 microbatches x 2 steps
+    assert np.diff(p.joint_members.offset).tolist() == [2] * 48
+    assert measured.clocks.offset.tolist() == [0, 0]
+    for action, count in (("F", 4 * 4 * 2), ("B", 4 * 4 * 2)):
+        assert ((p.action == ACTION_CODE[action]) & ~p.is_flow).sum() == count
+    result = result_of(measured)
+    assert result.stages == [[0, 2], [1, 3]]
+    assert (result.breakdown.ticks.sum(axis=0) == result.breakdown.window).all()
+
+
+def test_a_recording_of_data_parallelism_has_its_sums_in_their_passes():
+    measured = read_kineto(TRACES / "ddp")
+    p = measured.program
+    assert measured.steps == (2, 3)
+    # two buckets a step
+    assert np.diff(p.joint_members.offset).tolist() == [2] * 4
+    assert {p.streams[s].split(" ")[0] for s in p.stream[p.is_flow]} == {"dp"}
+    assert {ACTIONS[a] for a in p.action[p.is_flow]} == {"REDUCE_GRAD"}
+    assert abs(measured.clocks.offset[1]) < 1_000_000  # one host: within a millisecond
+    assert {ACTIONS[a] for a in p.action[~p.is_flow]} == {"F", "B", "OPT", "REDUCE_GRAD"}
+
+
 def test_the_recorded_pipeline_is_drawn_and_traced(tmp_path):
     result = result_of(read_kineto(TRACES))
     result.plot.pipeline(tmp_path / "p.png")

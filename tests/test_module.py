@@ -207,6 +207,29 @@ def test_attention_with_a_mask_of_its_own_is_listed_as_products():
     ]  # fmt: skip
 
 
+def test_attention_inside_torchs_own_layers_is_listed():
+    layer = on_meta(lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0))
+    model = describe_module(layer, torch.empty(2, 6, 16, device="meta"), units=["self_attn"])
+    (core,) = model.layers[0].attention
+    assert (core.length, core.queries, core.keys, core.dim, core.causal) == (6, 2, 2, 8, False)
+
+
+def test_what_a_list_cannot_say_is_refused():
+    class Again(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False)
+
+    with pytest.raises(DescriptionError, match="Again computes parts of its forward again"):
+        describe_module(Again(), torch.zeros(2, 4))
+    frozen = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
+    with pytest.raises(DescriptionError, match=r"0\.weight and 1 more parameters are frozen"):
+        describe_module(frozen, torch.zeros(2, 4))
+
+
 def test_the_user_may_say_which_submodules_are_layers():
     one = on_meta(Decoder, 2, 32, 4, 100, 16)
     model = describe_module(one, tokens(1, 16), units=["layers.1", "head"], name="x")

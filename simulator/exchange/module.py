@@ -42,10 +42,15 @@ def describe_module(
             of containers their children. What runs outside of them counts to the one before.
 
     Raises:
-        DescriptionError: when it cannot run without numbers, mixes samples, or has products whose
-            shapes torch's flop counter knows and this does not.
+        DescriptionError: when it cannot run without numbers, mixes samples, has frozen parameters,
+            computes parts of its forward again, or has products of shapes that are not known here.
     """
     size = _batch(inputs)
+    if frozen := [n for n, p in module.named_parameters() if not p.requires_grad]:
+        raise DescriptionError(
+            f"{frozen[0]} and {len(frozen) - 1} more parameters are frozen, and a list of layers "
+            "is trained whole; call requires_grad_() first"
+        )
     module = copy.deepcopy(module).to("meta")
     chosen = _units(module, units)
     once, twice = (

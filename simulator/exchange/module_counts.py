@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -183,6 +185,11 @@ class Counter(TorchDispatchMode):
         packet = func.overloadpacket
         if not self.counting or func.is_view or packet in FREE:
             return out
+        if self.backward and torch.is_grad_enabled():
+            raise DescriptionError(
+                f"{type(self.module).__name__} computes parts of its forward again in backward "
+                "(torch.utils.checkpoint), which a list of layers does not say"
+            )
         own = self._owner()
         known = flop_registry.get(packet)
         if known is not None:
@@ -216,8 +223,16 @@ class _Fused(TorchFunctionMode):
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is not scaled_dot_product_attention or not _is_plain(*args, **kwargs):
-            return func(*args, **kwargs)
+        if func is functional.multi_head_attention_forward:  # inside of it nobody asks us
+            with patch.object(functional, "scaled_dot_product_attention", self._attend):
+                return func(*args, **kwargs)
+        if func is scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _attend(self, *args: Any, **kwargs: Any) -> Any:
+        if not _is_plain(*args, **kwargs):
+            return scaled_dot_product_attention(*args, **kwargs)
         q, k, v = (args + tuple(kwargs[n] for n in ("query", "key", "value") if n in kwargs))[:3]
         causal = kwargs.get("is_causal", args[5] if len(args) > 5 else False)
         self.counter.counts[self.counter.unit].attention.append(

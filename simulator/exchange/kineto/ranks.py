@@ -210,21 +210,28 @@ def _placed(
         elif call is None and name.startswith("PP:") and int(spans.start[i]) in sums:
             call = Call("all_reduce", "", (), "dp", 0.0)
         elif call is not None:
-            labels.action[i] = ACTION_CODE[_action(call, kind, rank)]
+            labels.action[i] = ACTION_CODE[_action(name, call, kind, rank)]
         found.append(call)
         lanes.append(_lane(name, call, ACTIONS[labels.action[i]]))
     return lanes, found
 
 
-def _action(call: Call, kind: str, rank: int) -> str:
-    """Return the action of a call: messages go forward to higher ranks, sums of dp reduce."""
+def _action(name: str, call: Call, kind: str, rank: int) -> str:
+    """Return the action of a call: messages go forward to higher ranks, sums of dp reduce.
+
+    Gloo's own thread may begin a sum after the backward that asked for it.
+    """
     if call.operation in ("send", "recv"):
         if kind in MESSAGES or call.peer is None:
             forward = kind != "SEND_B" and kind != "RECV_B"
         else:
             forward = (call.peer > rank) == (call.operation == "send")
         return f"{call.operation.upper()}_{'F' if forward else 'B'}"
-    if call.axis == "dp" and call.operation in ("all_reduce", "reduce_scatter") and kind == "B":
+    if (
+        call.axis == "dp"
+        and call.operation in ("all_reduce", "reduce_scatter")
+        and (kind == "B" or (kind == "OPT" and name.startswith("gloo:")))
+    ):
         return "REDUCE_GRAD"
     return kind
 
