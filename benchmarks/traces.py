@@ -71,12 +71,15 @@ def _perfetto_gzip(trace: Trace, path: Path) -> None:
 
 
 def _json(trace: Trace, path: Path) -> None:
-    path.write_text(trace_json(trace), encoding="utf-8")
+    with path.open("wb") as file:
+        for part in trace_json(trace):
+            file.write(part)
 
 
 def _gzip(trace: Trace, path: Path) -> None:
     with gzip.open(path, "wb", compresslevel=6) as file:
-        file.write(trace_json(trace).encode())
+        for part in trace_json(trace):
+            file.write(part)
 
 
 def _package(trace: Trace, path: Path) -> None:

@@ -155,6 +155,15 @@ def test_a_side_that_does_not_fit_is_said_to_by_how_much(
     )
 
 
+def test_memory_that_differs_by_a_tenth_of_the_device_is_in_the_verdict() -> None:
+    # GPipe keeps all 32 microbatches where 1F1B keeps 4, and takes as long.
+    sides = (Side.of_result(simulate(load(name))) for name in ("gpt2-xl-1f1b", "gpt2-xl-gpipe"))
+    c = compare(*sides)
+    assert c.verdict.startswith("B's step takes as long as A's, ")
+    assert "; more memory on the fullest device (" in c.verdict
+    assert "; less memory on the fullest device (" in compare(c.b, c.a).verdict
+
+
 def test_memory_parts_add_up_to_what_is_allocated_on_the_fullest_rank(found: Comparison) -> None:
     for side in (found.a, found.b):
         peak = side.result.summary.peak_memory_bytes

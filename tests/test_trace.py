@@ -18,6 +18,7 @@ import pytest
 from simulator import simulate, simulate_schedule
 from simulator.errors import DescriptionError
 from simulator.program import NONE
+from simulator.report import trace_columns, trace_json
 from simulator.report.result import Result
 from simulator.report.trace import write_trace
 from simulator.timeline import Timeline
@@ -259,6 +260,25 @@ def test_a_microbatch_is_in_flight_until_its_backward_ends_not_its_reduction(
 def test_a_counter_has_one_value_at_one_time(events: list[Event]) -> None:
     keys = Counter((e["pid"], e["name"], e["ts"]) for e in of_phase(events, "C"))
     assert set(keys.values()) == {1}
+
+
+def test_more_slices_than_are_written_together_are_all_written(
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_trace(result, tmp_path / "whole.json")
+    monkeypatch.setattr(trace_json, "ROWS", 7)
+    write_trace(result, tmp_path / "parts.json")
+    whole, parts = (read(tmp_path / f"{name}.json") for name in ("whole", "parts"))
+    assert Counter(map(str, parts)) == Counter(map(str, whole))
+
+
+def test_a_trace_that_does_not_fit_in_memory_is_refused(
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_columns, "BYTES", 1e15)
+    with pytest.raises(DescriptionError, match=r"a trace of [\d,]+ ops would need .* choose ranks"):
+        write_trace(result, tmp_path / "t.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])

@@ -16,7 +16,7 @@ import click
 def view(file: str, port: int | None, no_open: bool) -> None:
     """Show a trace in Perfetto's interface, without the internet, until Ctrl-C.
 
-    FILE is what --trace wrote (.json, .json.gz, .pftrace), or another trace that Perfetto reads.
+    FILE is what --trace wrote (.pftrace, .json; either .gz), or another that Perfetto reads.
     """
     from simulator.report.viewer import Viewer
 

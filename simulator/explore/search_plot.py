@@ -20,7 +20,7 @@ LOOKS = {
     "compute": ("forward", "o"), "memory": ("backward", "s"), "launch": ("optimizer", "D"),
     "tp": ("tp", "^"), "pp": ("pp", "v"), "dp": ("dp", "<"), "cp": ("cp", ">"), "ep": ("ep", "P"),
     "tied": ("tied", "p"), "offload": ("offload", "X"), "data": ("data", "d"),
-    "save": ("save", "H"), "bubble": ("stall", "h"),
+    "save": ("save", "H"), "log": ("log", "*"), "bubble": ("stall", "h"),
 }  # fmt: skip
 """Colour and marker of plans that lose most in a part of the step."""
 

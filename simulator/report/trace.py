@@ -45,12 +45,8 @@ def write_trace(result: Result, path: Path, ranks: Sequence[int] | None = None) 
         if type(rank) is not int or not 0 <= rank < len(shown):
             raise DescriptionError(f"rank {rank!r} lies outside 0..{len(shown) - 1}")
         shown[rank] = True
-    encode = _perfetto if PERFETTO in path.suffixes else _json
+    encode = _perfetto if PERFETTO in path.suffixes else trace_json
     write_whole(path, partial(_write, encode, trace_of(result, shown)))
-
-
-def _json(trace: Trace) -> Iterator[bytes]:
-    yield trace_json(trace).encode()
 
 
 def _perfetto(trace: Trace) -> Iterator[memoryview]:

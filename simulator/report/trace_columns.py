@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from simulator.budget import require
 from simulator.hardware.placement import devices
 from simulator.lower.mesh import Mesh
 from simulator.program import ACTION_CODE, ACTIONS, NONE, Flow, Int64, Program
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from simulator.report.result import Result
 
 Bools = npt.NDArray[np.bool_]
+
+BYTES = 300.0
+"""Memory that a trace takes for each op, about."""
 
 LABELS = ("stage", "microbatch", "layer", "step")
 """Columns of a program that slices state, where they are there."""
@@ -75,6 +79,20 @@ class Slices(NamedTuple):
     receives: Int64
     """Number of the arrow that ends at a slice, or NONE."""
 
+    def blocks(self, rows: int) -> Iterator[Slices]:
+        """Yield at most so many slices at a time, so that writing all takes no more memory."""
+        for first in range(0, len(self.rank), rows):
+            some = slice(first, first + rows)
+            yield Slices(*(_rows(column, some) for column in self))
+
+
+def _rows(column: Any, rows: slice) -> Any:
+    if isinstance(column, Coded):
+        return Coded(column.code[rows], column.texts)
+    if isinstance(column, dict):
+        return {name: values[rows] for name, values in column.items()}
+    return column[rows]
+
 
 class Counter(NamedTuple):
     """A value over time of a process; of several at one time the last counts."""
@@ -110,6 +128,8 @@ class Trace(NamedTuple):
 
 def trace_of(result: Result, shown: Bools) -> Trace:
     """Return what a trace of some ranks shows, by rank, track, start and op."""
+    count = int(shown[result.tiled.tile_ranks].any(axis=0).sum()) * len(result.tiled.rank)
+    require(BYTES * count, f"a trace of {count:,} ops", "choose ranks")
     program, timeline = result.excerpt(np.flatnonzero(shown))
     number, names = _tracks(program, timeline)
     ops = np.flatnonzero(shown[program.rank])

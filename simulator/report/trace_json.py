@@ -30,18 +30,31 @@ def nanoseconds(ticks: Int64) -> Int64:
     return found
 
 
-def trace_json(trace: Trace) -> str:
-    """Return a trace as JSON, one event a line."""
-    s = trace.slices
-    threads = trace.thread(s.rank, s.track).tolist()
-    pids, start = s.rank.tolist(), nanoseconds(s.start)
-    events = [
-        *_metadata(trace),
-        *_boxes(s, pids, threads, start),
-        *_arrows(s, pids, threads, start),
-        *(line for counter in trace.counters for line in _values(counter)),
-    ]
-    return '{"displayTimeUnit":"ms","traceEvents":[\n' + ",\n".join(events) + "\n]}\n"
+ROWS = 20_000
+"""Slices that are written together."""
+
+
+def trace_json(trace: Trace) -> Iterator[bytes]:
+    """Yield the parts of the JSON file of a trace, one event a line."""
+    yield b'{"displayTimeUnit":"ms","traceEvents":['
+    separator = "\n"
+    for events in _events(trace):
+        if text := ",\n".join(events):
+            yield (separator + text).encode()
+            separator = ",\n"
+    yield b"\n]}\n"
+
+
+def _events(trace: Trace) -> Iterator[Iterator[str]]:
+    yield _metadata(trace)
+    for some in trace.slices.blocks(ROWS):
+        threads = trace.thread(some.rank, some.track).tolist()
+        yield _boxes(some, some.rank.tolist(), threads, nanoseconds(some.start))
+    for some in trace.slices.blocks(ROWS):
+        threads = trace.thread(some.rank, some.track).tolist()
+        yield _arrows(some, some.rank.tolist(), threads, nanoseconds(some.start))
+    for counter in trace.counters:
+        yield _values(counter)
 
 
 def _metadata(trace: Trace) -> Iterator[str]:

@@ -66,8 +66,8 @@ def trace_perfetto(trace: Trace) -> Iterator[Bytes]:
     yield _raw(b"".join(_head(trace)))
     s = trace.slices
     texts = _numbered([*s.cost.texts, *s.group.texts])
-    for first in range(0, len(s.rank), ROWS):
-        yield _boxes(trace, slice(first, first + ROWS), texts)
+    for some in s.blocks(ROWS):
+        yield _boxes(trace, some, texts)
     for number, counter in enumerate(trace.counters):
         yield _values(trace, counter, _counter_track(trace, number))
 
@@ -148,19 +148,18 @@ def _uuid(trace: Trace, rank: Int64, track: Int64) -> Int64:
     return found
 
 
-def _boxes(trace: Trace, rows: slice, texts: Mapping[str, int]) -> Bytes:
+def _boxes(trace: Trace, s: Slices, texts: Mapping[str, int]) -> Bytes:
     """Return the packets that begin and end some slices, one after the other."""
-    s = trace.slices
-    track = _uuid(trace, s.rank[rows], s.track[rows])
-    start, end = nanoseconds(s.start[rows]), nanoseconds(s.end[rows])
+    track = _uuid(trace, s.rank, s.track)
+    start, end = nanoseconds(s.start), nanoseconds(s.end)
     event: list[Field] = [
         Constant(BEGIN),
         Number(TRACK, track),
-        Number(CATEGORY, s.category.code[rows] + 1),
-        Number(NAME, s.name.code[rows] + 1),
-        *_arguments(s, rows, texts),
+        Number(CATEGORY, s.category.code + 1),
+        Number(NAME, s.name.code + 1),
+        *_arguments(s, texts),
     ]
-    for head, column in ((SENDS, s.sends[rows]), (RECEIVES, s.receives[rows])):
+    for head, column in ((SENDS, s.sends), (RECEIVES, s.receives)):
         if (column != NONE).any():
             event.append(Fixed(head, column + 1, column != NONE))  # 0 is no number of an arrow
     begin = Message(PACKET, [
@@ -173,15 +172,15 @@ def _boxes(trace: Trace, rows: slice, texts: Mapping[str, int]) -> Bytes:
     return encoded(len(track), begin, finish)
 
 
-def _arguments(s: Slices, rows: slice, texts: Mapping[str, int]) -> Iterator[Field]:
+def _arguments(s: Slices, texts: Mapping[str, int]) -> Iterator[Field]:
     """Yield what is known of slices as annotations; what is absent is left out."""
     columns: dict[str, tuple[Int64, bytes]] = {
-        name: (column[rows], WHOLE) for name, column in s.labels.items()
+        name: (column, WHOLE) for name, column in s.labels.items()
     }
-    columns["cost"] = _text_codes(s.cost, rows, texts), TEXT
-    columns["bytes"] = np.round(s.bytes[rows]).astype(np.int64), WHOLE
-    columns["group"] = _text_codes(s.group, rows, texts), TEXT
-    wait = s.wait[rows]
+    columns["cost"] = _text_codes(s.cost, texts), TEXT
+    columns["bytes"] = np.round(s.bytes).astype(np.int64), WHOLE
+    columns["group"] = _text_codes(s.group, texts), TEXT
+    wait = s.wait
     columns["wait_ns"] = np.where(wait == NONE, NONE, nanoseconds(wait)), WHOLE
     for number, name in enumerate(_ARGUMENTS, 1):
         values, kind = columns[name]
@@ -190,10 +189,10 @@ def _arguments(s: Slices, rows: slice, texts: Mapping[str, int]) -> Iterator[Fie
             yield Message(ANNOTATION, [named, Number(kind, np.maximum(values, 0))], there)
 
 
-def _text_codes(coded: Coded, rows: slice, texts: Mapping[str, int]) -> Int64:
+def _text_codes(coded: Coded, texts: Mapping[str, int]) -> Int64:
     """Return the numbers of texts among those interned, NONE where there is none."""
     numbers = np.array([*(texts[text] for text in coded.texts), NONE], np.int64)
-    return numbers[coded.code[rows]]
+    return numbers[coded.code]
 
 
 def _values(trace: Trace, counter: Counter, track: int) -> Bytes:

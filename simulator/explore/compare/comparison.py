@@ -31,6 +31,12 @@ MOST_SPOKEN = 3
 LEAST_SPOKEN = 0.05
 """Of all that changed, parts below it are not named."""
 
+LEAST_OF_STEP = 0.001
+"""Of A's step, parts below it are not named."""
+
+LEAST_MEMORY = 0.1
+"""Of a device's memory, differences below it are not named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -97,7 +103,8 @@ class Comparison:
         """What else a person wants to know of both; names state their units."""
         rows = [dict(_numbers(side)) for side in (self.a, self.b)]
         names = dict.fromkeys([*rows[0], *rows[1]])
-        return tuple(Change(n, rows[0].get(n), rows[1].get(n)) for n in names)
+        found = [Change(n, rows[0].get(n), rows[1].get(n)) for n in names]
+        return tuple(c for c in found if c.a is not None or c.b is not None)
 
     @cached_property
     def memory(self) -> tuple[Change, ...]:
@@ -162,7 +169,7 @@ def verdict(c: Comparison) -> str:
         text += _length(c)
     if said := _reasons(c):
         text += f": {said}"
-    return text + "".join(_misfits(c))
+    return text + "".join((*_memory(c), *_misfits(c)))
 
 
 def _times(b: float, a: float) -> str:
@@ -191,12 +198,25 @@ def _reasons(c: Comparison) -> str:
         name = SPOKEN[part.name]
         changed[name] = changed.get(name, 0.0) + (part.difference or 0.0)
     total = sum(map(abs, changed.values()))
+    least = max(LEAST_SPOKEN * total, LEAST_OF_STEP * c.a.step)
     most = sorted(changed.items(), key=lambda item: -abs(item[1]))[:MOST_SPOKEN]
     return ", ".join(
         f"{format_seconds(to_seconds(abs(ticks)))} {'more' if ticks > 0 else 'less'} {name}"
         for name, ticks in most
-        if ticks and abs(ticks) >= LEAST_SPOKEN * total
+        if ticks and abs(ticks) >= least
     )
+
+
+def _memory(c: Comparison) -> Iterator[str]:
+    """Yield by how much the fullest devices differ, where that is much of their memory."""
+    if c.a.scenario is None or c.b.scenario is None:
+        return
+    a, b = c.a.result.summary, c.b.result.summary
+    more = b.device_memory_bytes - a.device_memory_bytes
+    if abs(more) >= LEAST_MEMORY * a.memory_capacity_bytes:
+        held = f"{format_bytes(b.device_memory_bytes)} instead of "
+        held += format_bytes(a.device_memory_bytes)
+        yield f"; {'more' if more > 0 else 'less'} memory on the fullest device ({held})"
 
 
 def _misfits(c: Comparison) -> Iterator[str]:
