@@ -18,8 +18,7 @@ from simulator.validate.published import Report
 BAND = 0.10
 """Half the width of the grey band, as a share of the measured value."""
 
-HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#1a1a1a")
-"""Okabe and Ito's (2008), yellow left out: it is lost on white."""
+HUES = (*(colour for colour, _ in palette.SERIES), palette.INK)
 
 MARKERS = "os^Dv"
 """The next one each time the hues have been used up."""
