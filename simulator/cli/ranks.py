@@ -26,8 +26,9 @@ timeout_option = click.option(
     help="End all ranks when none has moved on for so long.",
 )  # fmt: skip
 device_option = click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-    help="Ranks on CPU cores with gloo, or on a GPU each with NCCL (not yet run on GPUs).",
+    "--device", type=click.Choice(["cpu", "cuda", "cuda-shared"]), default="cpu",
+    show_default=True, help="Ranks on CPU cores with gloo, on a GPU each with NCCL, or in turns on "
+    "one GPU (not yet run on GPUs).",
 )  # fmt: skip
 
 
@@ -55,6 +56,14 @@ device_option = click.option(
 @click.option(
     "--warmup", type=click.IntRange(min=2), default=3, show_default=True, help="Steps before them."
 )
+@click.option(
+    "--patience",
+    type=click.FloatRange(0, 30),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Before each step wait so long, at most, until the host does nothing else (Linux).",
+)
 @click.option("--schedules", metavar="NAME,...", help="Replay under each of these, in one table.")
 @click.option(
     "--microbatches", metavar="COUNT,...", help="Replay with each of these numbers of microbatches."
@@ -75,9 +84,9 @@ device_option = click.option(
 @click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
 def validate_torch(
     scenario: str, overrides: tuple[str, ...], calibration: str | None, visits: int, steps: int,
-    warmup: int, schedules: str | None, microbatches: str | None, also: tuple[str, ...],
-    device: str, timeout: float, plot: str | None, timeline: str | None, machine: str | None,
-    json_path: str | None,
+    warmup: int, patience: float, schedules: str | None, microbatches: str | None,
+    also: tuple[str, ...], device: str, timeout: float, plot: str | None, timeline: str | None,
+    machine: str | None, json_path: str | None,
 ) -> int:  # fmt: skip
     """Replay SCENARIO on real torch processes and compare it with what is predicted.
 
@@ -86,7 +95,16 @@ def validate_torch(
     table, with 1 when one of them failed.
     """
     _check_files(timeline, machine, None if json_path == "-" else json_path, plot=plot)
-    options = {"visits": visits, "steps": steps, "warmup": warmup, "device": device}
+    if patience and not Path("/proc/stat").is_file():
+        raise DescriptionError("--patience: this system does not say how busy it is (/proc/stat)")
+    if 2 * patience > timeout:
+        raise DescriptionError(
+            f"--patience {patience:g}: ranks that wait look as if they hung; give --timeout "
+            f"{2 * patience:g} or more"
+        )
+    options: dict[str, Any] = {
+        "visits": visits, "steps": steps, "warmup": warmup, "device": device, "patience": patience,
+    }  # fmt: skip
     if schedules or microbatches or also:
         _only_one({"--calibration": calibration, "--plot": plot, "--timeline": timeline})
         plans = _plans(scenario, overrides, schedules, microbatches, also)

@@ -23,10 +23,14 @@ FEWEST = 5
 """Quiet steps below which there is no figure by the wall clock."""
 
 COUNTED = {
+    "cuda-shared": "torch.cuda.max_memory_allocated in one step that warms up",
     "cpu": "tensors alive, counted by storage in one step that warms up",
     "cuda": "torch.cuda.max_memory_allocated in one step that warms up",
 }
 """How the peak of a device's memory is measured."""
+
+TAKING_TURNS = ("cuda-shared",)
+"""Devices whose ranks compute one at a time, so that the wall clock says nothing of a step."""
 
 TOLERANCE = 1e-4
 """Largest difference of a loss, or of a gradient over the parameter's largest one, that fp32 sums
@@ -103,8 +107,9 @@ class Idle(NamedTuple):
     predicted: float
     rebuilt: float
     """By the rebuilt clock."""
-    wall: float
-    """By the wall clock: of quiet steps where there is a figure, else of all."""
+    wall: float | None
+    """By the wall clock: of quiet steps where there is a figure, else of all; None where ranks take
+    turns."""
 
 
 class Held(NamedTuple):
@@ -214,6 +219,7 @@ def compare(
         if name in ops
     )
     quiet = recording.stretch() <= QUIET if recording.steps else np.zeros(0, bool)
+    quiet &= job.device not in TAKING_TURNS
     timed = bool(recording.steps) and shares_cores is None
     by_step: list[Rebuilt] = []
     apart: list[Calibrated] = []
@@ -317,6 +323,7 @@ def _idle(
 ) -> tuple[tuple[Idle, ...], Gantt]:  # fmt: skip
     """Return bubble and exposed communication, and a step of median length beside a predicted."""
     job, which = recording.job, np.flatnonzero(quiet)
+    turns = job.device in TAKING_TURNS
     clock = "wall"
     if len(which) < FEWEST:
         clock, which = "rebuilt", np.arange(len(recording.steps))
@@ -328,13 +335,14 @@ def _idle(
     ]
     predicted = np.median([(one.bubble, one.exposed) for one in apart], axis=0)
     rows = tuple(
-        Idle(what, float(predicted[i]), float(found[0][i]), float(found[1][i]))
+        Idle(what, float(predicted[i]), float(found[0][i]), None if turns else float(found[1][i]))
         for i, what in enumerate(("bubble", "exposed communication"))
     )
     shown = by_wall if clock == "wall" else by_clock
     order = np.argsort([timeline.makespan for timeline in shown], kind="stable")
     middle = shown[int(order[(len(order) - 1) // 2])]
-    return rows, Gantt(program, apart[len(apart) // 2].timeline, middle, clock)
+    nearest = sorted(apart, key=lambda one: one.seconds)[(len(apart) - 1) // 2]
+    return rows, Gantt(program, nearest.timeline, middle, clock)
 
 
 def _sameness(recording: Recording, reference: Mapping[str, Any] | None) -> Sameness | None:

@@ -1,6 +1,6 @@
-"""Where ranks compute and how they talk: CPU cores with gloo, or a GPU a rank with NCCL.
+"""Where ranks compute and how they talk: CPU cores, a GPU a rank, or one GPU that ranks share.
 
-The row of GPUs has not been run on one yet.
+The rows of GPUs have not been run on one yet; tests run their paths on CPU tensors.
 """
 
 from __future__ import annotations
@@ -9,8 +9,15 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
 import torch
+
+try:
+    import fcntl
+except ImportError:  # as on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -18,6 +25,7 @@ class Device:
     """One kind of device."""
 
     name: str
+    """Of torch."""
     backend: str
     """Of torch.distributed."""
     busy: Callable[[], int]
@@ -28,12 +36,71 @@ class Device:
     """Whether messages find each other by tag; else by order in a group of their own."""
     clock: str
     """What `busy` reads."""
+    shared: bool = False
+    """Whether all ranks compute on one device: they take turns, an action or a part of one each,
+    and messages go through the memory of the host."""
 
     def here(self) -> torch.device:
         """Return this rank's device."""
-        index = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
-        return torch.device(self.name, index) if self.name == "cuda" else torch.device("cpu")
+        if self.name != "cuda":
+            return torch.device(self.name)
+        index = 0 if self.shared else int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+        return torch.device(self.name, index)
 
+    @property
+    def link(self) -> torch.device:
+        """Where the tensors of messages lie."""
+        return torch.device("cpu") if self.shared else self.here()
+
+    def lacking(self, ranks: int) -> str | None:
+        """Say what ranks on this host lack, if anything."""
+        if self.name != "cuda":
+            return None
+        there, need = torch.cuda.device_count(), 1 if self.shared else ranks
+        if there >= need:
+            return None
+        more = (
+            "" if there == 0 or self.shared
+            else "; ranks that share one take turns with --device cuda-shared"
+        )  # fmt: skip
+        each = "one is needed" if self.shared else "each rank needs its own"
+        return f"torch finds {there} GPUs here; with --device {self.option} {each}{more}"
+
+    @property
+    def option(self) -> str:
+        """How the command line names it."""
+        return f"{self.name}-shared" if self.shared else self.name
+
+
+class Turns:
+    """Whose turn it is on a device that ranks share: a lock that ends with its process."""
+
+    def __init__(self, device: Device, path: Path) -> None:
+        self._file: BinaryIO | None = None
+        if device.shared:
+            if fcntl is None:
+                raise SystemExit("ranks cannot share a GPU on this system: it has no flock")
+            self._file = path.open("a+b")
+
+    def take(self) -> bool:
+        """Wait for the turn; return whether there are turns."""
+        if self._file is None:
+            return False
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        return True
+
+    def give(self) -> None:
+        """Hand the turn on."""
+        if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Take no more turns."""
+        if self._file is not None:
+            self._file.close()
+
+
+SYNCHRONISED = "monotonic clock around each action, with the GPU synchronised after it"
 
 DEVICES = {
     "cpu": Device(
@@ -42,6 +109,11 @@ DEVICES = {
     ),
     "cuda": Device(
         "cuda", "nccl", time.perf_counter_ns, lambda: torch.cuda.synchronize(), tagged=False,
-        clock="monotonic clock around each action, with the GPU synchronised after it",
+        clock=SYNCHRONISED,
+    ),
+    "cuda-shared": Device(
+        "cuda", "gloo", time.perf_counter_ns, lambda: torch.cuda.synchronize(), tagged=True,
+        clock=f"{SYNCHRONISED}; ranks take turns on one GPU", shared=True,
     ),
 }  # fmt: skip
+"""Kinds of devices by the name of `--device`."""

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from simulator.schedules import Action
-from simulator.validate.torch.device import Device
+from simulator.validate.torch.device import Device, Turns
 from simulator.validate.torch.job import Job, tag
 from simulator.validate.torch.model import (
     OPTIMIZERS,
@@ -31,6 +31,9 @@ from simulator.validate.torch.peers import Peers
 
 AHEAD = 8
 """Receives that are posted before they are needed."""
+
+COMPUTING = ("F", "B", "I", "W", "OPT")
+"""Kinds that compute on the device."""
 
 WAITS = ("RECV_F", "RECV_B", "wait")
 """What is a wait for another rank."""
@@ -74,13 +77,14 @@ class Groups(NamedTuple):
 class Executor:
     """The state of a rank: its stages, what has arrived, what is on its way."""
 
-    def __init__(self, job: Job, rank: int, device: Device, groups: Groups) -> None:
+    def __init__(self, job: Job, rank: int, device: Device, groups: Groups, turns: Turns) -> None:
         self.job, self.rank, self.device, self.groups = job, rank, device, groups
+        self.turns = turns
         self.actions, self.live = job.list_of(rank), job.live(rank)
         self.replica, _, index = job.place(rank)
         self.here = device.here()
         self.peers = Peers(job.tp, index, groups.sums.get(job.peers(rank)))
-        self.peers.mark = self._mark
+        self.peers.before, self.peers.after = self._pause, self._go_on
         self.stages: dict[int, Stage] = {}
         self.sums: dict[int, list[Tensor]] = {}
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
@@ -146,9 +150,22 @@ class Executor:
         for position, action in enumerate(actions):
             if at is not None:
                 at(position)
+            if action.kind in COMPUTING and self.turns.take():
+                self._start, self._spent = time.perf_counter_ns(), self.device.busy()
             DO[action.kind](self, action)
             self._mark(action.kind)
+            self.turns.give()
         return self._spans
+
+    def _pause(self) -> None:
+        """End work, to wait for other ranks."""
+        self._mark()
+        self.turns.give()
+
+    def _go_on(self) -> None:
+        """End the wait; it is this rank's turn to work again."""
+        self.turns.take()
+        self._mark("wait")
 
     def _mark(self, kind: str = "") -> None:
         """End the part that is being done; the next one begins."""
@@ -174,8 +191,9 @@ class Executor:
         action = self._to_post.popleft()
         job = self.job
         buffer = torch.empty(
-            job.microbatch_size, job.sequence_length, job.model["hidden_size"], device=self.here
-        )
+            job.microbatch_size, job.sequence_length, job.model["hidden_size"],
+            device=self.device.link,
+        )  # fmt: skip
         peer, send = job.peer(self.rank, action), job.other_side(action)
         group = self.groups.lanes.get((peer, self.rank, send.kind))
         self._posted[action] = dist.irecv(buffer, peer, group, tag(job, send)), buffer
@@ -218,6 +236,7 @@ class Executor:
         """SEND_F and SEND_B."""
         kind, step = ("F", 1) if action.kind == "SEND_F" else ("B", -1)
         tensor = self._arrived.pop((kind, action.stage + step, action.microbatch)).contiguous()
+        tensor = tensor.to(self.device.link)
         peer = self.job.peer(self.rank, action)
         group = self.groups.lanes.get((self.rank, peer, action.kind))
         self._sent.append((dist.isend(tensor, peer, group, tag(self.job, action)), tensor))
@@ -226,7 +245,7 @@ class Executor:
         """RECV_F and RECV_B."""
         work, buffer = self._posted.pop(action)
         work.wait()
-        self._arrived[action.kind[-1], action.stage, action.microbatch] = buffer
+        self._arrived[action.kind[-1], action.stage, action.microbatch] = buffer.to(self.here)
         self._post()
 
     def reduce(self, action: Action) -> None:
@@ -242,9 +261,10 @@ class Executor:
     def update(self, action: Action) -> None:
         """OPT: wait for the sums, take their mean over replicas, update, clear gradients."""
         if len(self.job.sharers(self.rank, action.stage)) > 1:
+            self.turns.give()
             for work in self._reducing.pop(action.stage, ()):
                 work.wait()
-            self._mark("wait")
+            self._go_on()
         flats = self.sums[action.stage]
         if self.job.dp > 1:
             torch._foreach_div_(flats, float(self.job.dp))

@@ -108,6 +108,8 @@ class Job:
     see the same phases of the host."""
     steps: int = 3
     """Steps of a visit."""
+    patience: float = 0.0
+    """Seconds that each step, and each measurement of op times, waits at most for a quiet host."""
     calibrates: bool = True
     """Whether a visit begins with op times; not where a calibration is given."""
     kernels: tuple[dict[str, Any], ...] = ()
@@ -117,7 +119,7 @@ class Job:
     alive while an operator runs."""
     checked: int = 2
     """First steps whose losses, and of the first one gradients, are compared with one process."""
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["cpu", "cuda", "cuda-shared"] = "cpu"
     seed: int = 0
 
     @classmethod

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from simulator.validate.torch.device import Device
+from simulator.validate.torch.device import Device, Turns
 
 DTYPES = {
     "fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
@@ -31,13 +31,14 @@ Call = Callable[[], Any]
 
 
 def timed(
-    wanted: list[dict[str, Any]], device: Device, progress: Callable[[int], None]
+    wanted: list[dict[str, Any]], device: Device, turns: Turns, progress: Callable[[int], None]
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return kinds of kernels with their seconds; those that torch has no kernel for are left out.
 
     Args:
         wanted: of `sizes.to_time`.
         device: where.
+        turns: of ranks that share it.
         progress: is told how many sizes have been done.
     """
     out, done = [], 0
@@ -48,24 +49,26 @@ def timed(
         seconds = []
         for sizes in product(*one["axes"].values()):
             call = make(dict(zip(one["axes"], sizes, strict=True)), one, device.here())
-            seconds.append(_seconds(call, device))
+            seconds.append(_seconds(call, device, turns))
             progress(done := done + 1)
         out.append({k: one[k] for k in ("kernel", "dtype", "axes")} | {"seconds": seconds})
     return out
 
 
-def _seconds(call: Call, device: Device) -> float:
+def _seconds(call: Call, device: Device, turns: Turns) -> float:
     """Return the seconds of a call when several follow each other: what the device was busy."""
     spent: list[float] = []
     calls = 1  # of the first round, which warms up and says how many make a round
     for _ in range(1 + ROUNDS):
         dist.barrier()
+        turns.take()
         device.settle()
         begin, start = time.perf_counter_ns(), device.busy()
         for _ in range(calls):
             call()
         device.settle()
         spent.append(min(device.busy() - start, time.perf_counter_ns() - begin) / calls)
+        turns.give()
         calls = max(1, min(MOST, int(ROUND / max(spent[-1], 1))))
     return max(statistics.median(spent[1:]), 1.0) * 1e-9
 

@@ -82,6 +82,42 @@ def patterns(ex: Executor, stage: int, live: int) -> Iterator[list[Action]]:
     yield [Action(stage, "OPT")]
 
 
+def gap(ex: Executor) -> float:
+    """Return the seconds from one kernel of no work to the next, launched one after the other."""
+    x = torch.zeros(1, device=ex.here)
+    spent = []
+    for _ in range(WARMING + ROUNDS):
+        ex.turns.take()
+        ex.device.settle()
+        begin = time.perf_counter_ns()
+        for _ in range(ROUNDS):
+            x.add_(1.0)
+        ex.device.settle()
+        spent.append((time.perf_counter_ns() - begin) * 1e-9 / ROUNDS)
+        ex.turns.give()
+    return statistics.median(spent[WARMING:])
+
+
+def copies(ex: Executor, sizes: list[int]) -> list[dict[str, float]]:
+    """Return the time of copies from the host's memory to the device's, by size."""
+    out = []
+    for size in sizes:
+        here = torch.zeros(size // ELEMENT)
+        there = torch.zeros(size // ELEMENT, device=ex.here)
+        here = here.pin_memory() if ex.here.type == "cuda" else here
+        spent = []
+        for _ in range(WARMING + ROUNDS):
+            ex.turns.take()
+            ex.device.settle()
+            begin = time.perf_counter_ns()
+            there.copy_(here)
+            ex.device.settle()
+            spent.append((time.perf_counter_ns() - begin) * 1e-9)
+            ex.turns.give()
+        out.append({"bytes": size, "seconds": statistics.median(spent[WARMING:])})
+    return out
+
+
 def messages(ex: Executor, sizes: list[int]) -> list[dict[str, float]]:
     """Return the time of messages between the first two ranks of a pipeline, by size.
 
@@ -109,7 +145,8 @@ def _round_trips(ex: Executor, ends: tuple[int, int], size: int) -> dict[str, fl
     there, back = ("SEND_F", "SEND_B") if first else ("SEND_B", "SEND_F")
     out = ex.groups.lanes.get((ex.rank, peer, there))
     into = ex.groups.lanes.get((peer, ex.rank, back))
-    data, buffer = (torch.zeros(size // ELEMENT, device=ex.here) for _ in range(2))
+    data = torch.zeros(size // ELEMENT, device=ex.here)
+    buffer = torch.zeros(size // ELEMENT, device=ex.device.link)
     busy = ex.device.busy
     trips, sends, receives = [], [], []
     other = torch.zeros(OTHER // ELEMENT, device=ex.here)
@@ -120,14 +157,16 @@ def _round_trips(ex: Executor, ends: tuple[int, int], size: int) -> dict[str, fl
         begin = time.perf_counter_ns()
         if first:
             start = busy()
-            send = dist.isend(data, peer, out)
+            send = dist.isend(data.to(ex.device.link), peer, out)
             middle = busy()
             receive.wait()
+            buffer.to(ex.here)
             sends.append(middle - start)
             receives.append(busy() - middle)
         else:
             receive.wait()
-            send = dist.isend(data, peer, out)
+            buffer.to(ex.here)
+            send = dist.isend(data.to(ex.device.link), peer, out)
         send.wait()
         ex.device.settle()
         trips.append(time.perf_counter_ns() - begin)

@@ -40,7 +40,7 @@ class _InputGrad(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (x,), layer, grad = ctx.saved_tensors, ctx.layer, grads[0]
-        ctx.calls.append((layer, x, grad))
+        ctx.calls.append((layer, x.detach(), grad))  # with its graph it would keep itself alive
         return grad @ layer.weight, None, None
 
 

@@ -48,15 +48,16 @@ class Peers:
 
     def __init__(self, size: int = 1, index: int = 0, group: Any = None) -> None:
         self.size, self.index, self.group = size, index, group
-        self.mark: Callable[[], None] = lambda: None
-        """Called where a sum begins, and where it has ended."""
+        self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
+        """Called before a sum begins, and when it has ended."""
 
     def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """Return a sum, or another reduction, over the peers."""
         out = x.detach().clone(memory_format=torch.contiguous_format)
-        self.mark()
+        self.before()
         dist.all_reduce(out, op, group=self.group)
-        self.mark()
+        self.after()
         return out
 
     def enter(self, x: Tensor) -> Tensor:

@@ -102,6 +102,10 @@ class Recording:
     memory: tuple[tuple[int, int], ...]
     """By rank: bytes held all the time, and most that were alive in one step that warms up; empty
     where no such step was done."""
+    gap: float
+    """Of a calibration: seconds from one kernel of no work to the next, median over ranks."""
+    copies: tuple[tuple[float, float], ...]
+    """Of a calibration, from the host to the device: (bytes, seconds), likewise."""
     kernels: tuple[Mapping[str, Any], ...]
     """Of a calibration: kinds of kernels with their sizes, and seconds as medians over ranks."""
     complete: bool
@@ -151,6 +155,8 @@ class Recording:
             ),
             losses=tuple(losses),
             memory=_memory(lines),
+            gap=float(np.median([head.get("gap", 0.0) for head in heads])),
+            copies=_sums(heads, "copies"),
             kernels=_kernels(heads),
             complete=len(names) == job.visits * job.steps,
         )

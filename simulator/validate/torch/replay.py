@@ -13,7 +13,7 @@ from typing import Any
 from simulator.errors import DescriptionError, TrainsimError
 from simulator.files import write_whole
 from simulator.pool import cores
-from simulator.validate.torch.compare import Comparison, compare
+from simulator.validate.torch.compare import TAKING_TURNS, Comparison, compare
 from simulator.validate.torch.job import MESSAGES, Job
 from simulator.validate.torch.launch import (
     Ranks,
@@ -34,7 +34,7 @@ SAME = ("model", "layers", "tp", "microbatch_size", "sequence_length", "optimize
 
 def shared_cores(job: Job) -> str | None:
     """Say why times of a job mean nothing here, if they do."""
-    if job.device == "cuda" or job.world_size <= cores():
+    if job.device != "cpu" or job.world_size <= cores():
         return None
     return (
         f"{job.world_size} ranks on {cores()} cores take turns, so their times say nothing about "
@@ -98,6 +98,11 @@ def joined(
         raise DescriptionError(
             f"torchrun has started {world} ranks, and the plan has {job.world_size}"
         )
+    if job.device in TAKING_TURNS:
+        raise DescriptionError(
+            f"--device {job.device}: ranks that take turns are started by the command itself; "
+            "leave out torchrun"
+        )
     from simulator.validate.torch import worker  # imports torch
 
     with folder_of(job) as folder:
@@ -155,6 +160,8 @@ def calibrate(
         "ranks": job.world_size,
         "job": {name: _plain(getattr(job, name)) for name in SAME},
         "actions": {name: op._asdict() for name, op in recording.ops.items()},
+        "gap": recording.gap,
+        "copies": [dict(zip(("bytes", "seconds"), r, strict=True)) for r in recording.copies],
         "messages": [
             dict(zip(("bytes", "seconds", "send", "receive"), row, strict=True))
             for row in recording.links.messages

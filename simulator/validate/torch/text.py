@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulator.units import format_bytes, format_seconds
-from simulator.validate.torch.compare import COUNTED, FEWEST, QUIET, TOLERANCE, Comparison, Figure
+from simulator.validate.torch.compare import (
+    COUNTED,
+    FEWEST,
+    QUIET,
+    TAKING_TURNS,
+    TOLERANCE,
+    Comparison,
+    Figure,
+)
 
 TITLES = {
     "rebuilt": "rebuilt clock (time computed in each action + measured messages)",
@@ -18,8 +26,11 @@ UNITS = (("device", ""), ("cores", " cores"), ("threads_per_rank", " thread(s) a
 """What of a machine is printed, and in what."""
 
 
-LINKS = {"messages": "message", "sums": "sum of gradients", "peer_sums": "sum of tp ranks"}
-"""What a calibration knows of links, and its name."""
+LINKS = {
+    "copies": "copy from the host", "messages": "message", "sums": "sum of gradients",
+    "peer_sums": "sum of tp ranks",
+}  # fmt: skip
+"""What a calibration knows by size, and its name."""
 
 
 def comparison_text(c: Comparison) -> str:
@@ -48,6 +59,7 @@ def table_text(table: Mapping[str, Any]) -> str:
         f"{format_seconds(op['wall_seconds']):>11} {len(op['samples']):>6}"
         for name, op in table["actions"].items()
     ]
+    lines.append(f"from one kernel of no work to the next: {format_seconds(table['gap'])}")
     for name, what in LINKS.items():
         lines += [
             f"{what} of {row['bytes']:,} bytes: {format_seconds(row['seconds'])}"
@@ -129,6 +141,11 @@ def _figure(f: Figure) -> list[str]:
 
 
 def _steps(c: Comparison) -> list[str]:
+    if c.job.device in TAKING_TURNS:
+        return [
+            "ranks take turns on one device: there is no figure by the wall clock, and nothing "
+            "here tells how messages or kernels of two ranks get in each other's way"
+        ]
     lines = []
     dropped = c.steps - c.quiet
     lines.append(
@@ -146,7 +163,8 @@ def _steps(c: Comparison) -> list[str]:
 
 def _idle(c: Comparison) -> list[str]:
     rows = [
-        f"{row.what:24} {row.predicted:>10.1%} {row.rebuilt:>14.1%} {row.wall:>11.1%}"
+        f"{row.what:24} {row.predicted:>10.1%} {row.rebuilt:>14.1%} "
+        f"{'-' if row.wall is None else f'{row.wall:.1%}':>11}"
         for row in c.idle
     ]
     head = f"{'share of a step':24} {'predicted':>10} {'rebuilt clock':>14} {'wall clock':>11}"

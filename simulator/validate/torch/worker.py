@@ -8,6 +8,7 @@ import json
 import mmap
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 from simulator.validate.torch import measure
 from simulator.validate.torch.allocation import held_bytes, peak_bytes
-from simulator.validate.torch.device import DEVICES
+from simulator.validate.torch.device import DEVICES, Turns
 from simulator.validate.torch.executor import Executor, Groups
 from simulator.validate.torch.files import POSITION, grads_file, position_file, results_file
 from simulator.validate.torch.job import A_VISIT, REPETITIONS, Job
@@ -52,12 +53,9 @@ def main(folder: Path) -> None:
 def join(job: Job, rank: int, method: str) -> None:
     """Join the process group of all ranks."""
     device = DEVICES[job.device]
+    if lacking := device.lacking(int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size))):
+        raise SystemExit(lacking)
     if device.name == "cuda":
-        if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size)):
-            raise SystemExit(
-                f"torch finds {torch.cuda.device_count()} GPUs here; with --device cuda each rank "
-                "needs its own"
-            )
         torch.cuda.set_device(device.here())
     dist.init_process_group(
         device.backend, init_method=method, rank=rank, world_size=job.world_size, timeout=GIVE_UP
@@ -84,7 +82,8 @@ def joined(job: Job, rank: int, folder: Path) -> list[str]:
 def work(job: Job, rank: int, folder: Path) -> None:
     """Calibrate or replay, and write what was measured, a line a step."""
     device = DEVICES[job.device]
-    ex = Executor(job, rank, device, Groups.of(job, device))
+    turns = Turns(device, folder / "turns")
+    ex = Executor(job, rank, device, Groups.of(job, device), turns)
     at = _positions(position_file(folder, rank))
     at(0, -1)
     with results_file(folder, rank).open("w", encoding="utf-8") as file:
@@ -95,17 +94,21 @@ def work(job: Job, rank: int, folder: Path) -> None:
 
         if job.mode == "calibrate":
             sizes = sorted({*measure.SIZES, job.boundary_bytes})
+            begun = REPETITIONS
             write({
                 "machine": machine(job),
                 "actions": measure.actions(ex, REPETITIONS, lambda n: at(n, -1)),
                 "messages": measure.messages(ex, sizes),
                 "sums": measure.sums(ex, list(measure.SIZES)),
                 "peer_sums": measure.peer_sums(ex, list(measure.SIZES)),
-                "kernels": timed(list(job.kernels), device, lambda n: at(REPETITIONS + n, -1)),
+                "gap": measure.gap(ex),
+                "copies": measure.copies(ex, list(measure.SIZES)),
+                "kernels": timed(list(job.kernels), device, turns, lambda n: at(begun + n, -1)),
             })  # fmt: skip
         else:
             replay(ex, folder, at, write)
         dist.barrier()
+    turns.close()
 
 
 def replay(
@@ -153,15 +156,40 @@ def replay(
     step(recorded=False, counted=True)
     for _ in range(job.visits):
         if job.calibrates:
+            wait_for_quiet(job.patience if ex.rank == 0 else 0)
             write({"actions": measure.actions(ex, A_VISIT)})
         for _ in range(job.steps):
+            wait_for_quiet(job.patience if ex.rank == 0 else 0)
             step(recorded=True)
+
+
+BUSY, LOOK = 0.06, 0.2
+"""Share of its cores that a quiet host uses at most, and seconds over which that is seen."""
+
+
+def wait_for_quiet(patience: float) -> None:
+    """Wait until the host does nothing else, so long at most; the other ranks sleep meanwhile."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        used, whole = _host_time()
+        time.sleep(LOOK)
+        used_now, whole_now = _host_time()
+        if used_now - used <= BUSY * (whole_now - whole):
+            return
+
+
+def _host_time() -> tuple[int, int]:
+    """Return what all cores have spent on work, and altogether, in ticks since the start."""
+    with Path("/proc/stat").open(encoding="utf-8") as file:
+        spent = list(map(int, file.readline().split()[1:9]))
+    return sum(spent) - spent[3] - spent[4], sum(spent)  # but idle and waiting for disks
 
 
 def machine(job: Job) -> dict[str, Any]:
     """Return what this process runs on."""
     device = DEVICES[job.device]
-    name = torch.cuda.get_device_name(device.here()) if job.device == "cuda" else _processor()
+    on_gpu = device.name == "cuda"
+    name = torch.cuda.get_device_name(device.here()) if on_gpu else _processor()
     return {
         "host": os.uname().nodename,
         "system": f"{os.uname().sysname} {os.uname().release}",
@@ -171,6 +199,9 @@ def machine(job: Job) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "backend": device.backend,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if device.backend == "nccl" else None,
+        "gpus": torch.cuda.device_count() if on_gpu else None,
         "clock": "CLOCK_MONOTONIC",
         "busy": device.clock,
     }
@@ -197,7 +228,8 @@ def _positions(path: Path) -> Callable[[int, int], None]:
 
 def compare_with_one_process(job: Job, folder: Path) -> None:
     """Train the same model in this process alone, and compare gradients with those of the ranks."""
-    model = whole(job)
+    here = torch.device(DEVICES[job.device].name)
+    model = whole(job).to(here)
     optimizer = OPTIMIZERS[job.optimizer](list(model.parameters()))
     losses: list[list[list[float]]] = []
     worst = {"relative": 0.0, "parameter": "", "compared": 0}
@@ -206,12 +238,12 @@ def compare_with_one_process(job: Job, folder: Path) -> None:
         losses.append([[] for _ in range(job.dp)])
         for replica in range(job.dp):
             for m in range(job.num_microbatches):
-                data = tokens(job, step, replica, m)
+                data = tokens(job, step, replica, m).to(here)
                 loss = model(data[:, :-1], data[:, 1:])
                 losses[-1][replica].append(float(loss.detach()))
                 (loss / share).backward()
         if step == 0:
-            mine = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+            mine = {n: p.grad.cpu() for n, p in model.named_parameters() if p.grad is not None}
             for rank in range(job.world_size):
                 index = job.place(rank)[2]
                 for name, grad in torch.load(grads_file(folder, rank)).items():
