@@ -105,18 +105,21 @@ def test_plans_are_every_schedule_with_every_number_and_then_what_is_also_asked(
 
 
 def test_the_command_prints_one_table_and_writes_all_of_it(trainsim, tiny, monkeypatch, tmp_path):
+    path, rows = tmp_path / "t.json", []
+
     def replayed(job, timeout):
+        rows.append(len(json.loads(path.read_text())["replays"]) if path.exists() else 0)
         if job.num_microbatches == 4:
             raise TrainsimError("rank 0 was ended")
         return compared(job)
 
     monkeypatch.setattr(replay, "replay", replayed)
-    path = tmp_path / "t.json"
     code, out, _ = trainsim(
         "validate", "torch", "gpt-replay-2ranks", "--schedules", "gpipe,zb-h1", "--microbatches",
         "4,8", "--also", "plan.pp=1,plan.tp=2", "--json", path,
     )  # fmt: skip
     assert code == 1
+    assert rows == [0, 1, 2, 3, 4]  # each is kept when it has ended
     names = [line.split(" | ")[:3] for line in out.splitlines()[2:7]]
     assert names == [
         ["| GPipe", "pp 2", "4"], ["| GPipe", "pp 2", "8"], ["| ZB-H1", "pp 2", "4"],

@@ -197,13 +197,16 @@ def _table(
             return str(error)
 
     with _counting(len(scenarios)) as count:
-        table = run_all(scenarios, replayed, count)
+        for table in run_all(scenarios, replayed):
+            count(len(table.rows))
+            if json_path and json_path != "-":  # what has ended outlives a kill
+                write_json(table.to_dict(), json_path)
     found = [row.found for row in table.rows if row.found is not None]
     if machine and found:
         write_document(found[0].machine, Path(machine))
-    if json_path:
+    if json_path == "-":
         write_json(table.to_dict(), json_path)
-    if json_path != "-":
+    else:
         click.echo(table)
     return 1 if table.failed else 0 if table.holds else DIFFERENT
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -173,15 +173,13 @@ def plans(
 
 
 def run_all(
-    scenarios: Iterable[Scenario], replayed: Callable[[Scenario], Comparison | str],
-    done: Callable[[int], None] = lambda count: None,
-) -> Table:  # fmt: skip
-    """Return the table of replays, one after the other.
+    scenarios: Iterable[Scenario], replayed: Callable[[Scenario], Comparison | str]
+) -> Iterator[Table]:
+    """Yield the table of replays as it grows, one after the other.
 
     Args:
         scenarios: what to replay.
         replayed: a replay, or in words how it failed.
-        done: is told how many have ended.
     """
     rows: list[Row] = []
     for s in scenarios:
@@ -192,5 +190,4 @@ def run_all(
         comparison = None if isinstance(found, str) else found
         name = s.plan.schedule
         rows.append(Row(name, ranks or "pp 1", s.num_microbatches, comparison, failed))
-        done(len(rows))
-    return Table(tuple(rows))
+        yield Table(tuple(rows))
