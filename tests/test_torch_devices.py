@@ -54,7 +54,7 @@ def test_the_peak_of_a_gpu_is_what_its_allocator_says(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda d: calls.append("reset"))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda d: 17)
     device = SimpleNamespace(type="cuda")
-    assert peak_bytes(lambda: calls.append("step"), [], device) == 17
+    assert peak_bytes(lambda forget: calls.append("step"), [], device) == 17
     assert calls == ["reset", "step"]
 
 
@@ -72,7 +72,7 @@ def test_the_machine_names_its_gpu_and_the_versions_beside_it(monkeypatch):
 def test_the_peak_on_the_cpu_is_all_that_is_alive_at_once():
     held = torch.zeros(1000)
 
-    def step():
+    def step(forget):
         y = held + 1
         y = y * 2
         del y
@@ -88,8 +88,19 @@ def test_what_backward_makes_is_counted_too():
     weight = torch.zeros(10, 10, requires_grad=True)
     x = torch.zeros(100, 10)
 
-    def step():
+    def step(forget):
         y = x @ weight
         y.backward(torch.ones_like(y))
 
     assert peak_bytes(step, [weight, x], x.device) == (400 + 4000) + 4000 + 4000 + 400
+
+
+def test_what_is_handed_over_counts_no_longer():
+    held = torch.zeros(1000)
+
+    def step(forget):
+        kept = [held + 1]
+        forget(kept[0])
+        kept.append(held + 2)
+
+    assert peak_bytes(step, [held], held.device) == 4000 + 4000

@@ -44,19 +44,30 @@ class Alive(TorchDispatchMode):
             self.now += size
             self.peak = max(self.peak, self.now)
 
+    def forget(self, tensor: Tensor) -> None:
+        """Count a tensor no longer, though it is still alive."""
+        storage = tensor.untyped_storage()
+        if id(storage) in self._seen:
+            self._release(id(storage), storage.nbytes())
+
     def _release(self, key: int, size: int) -> None:
         del self._seen[key]
         self.now -= size
 
 
-def peak_bytes(step: Callable[[], Any], held: list[Tensor], device: torch.device) -> int:
-    """Return the most bytes that are alive during a step, with what is held all the time."""
+def peak_bytes(
+    step: Callable[[Callable[[Tensor], None]], Any], held: list[Tensor], device: torch.device
+) -> int:
+    """Return the most bytes that are alive during a step, with what is held all the time.
+
+    The step may hand over tensors that are to count no longer, on the CPU.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        step()
+        step(lambda tensor: None)
         return int(torch.cuda.max_memory_allocated(device))
     with Alive(held) as alive:
-        step()
+        step(alive.forget)
     return alive.peak
 
 

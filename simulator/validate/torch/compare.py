@@ -24,7 +24,8 @@ FEWEST = 5
 
 COUNTED = {
     "cuda-shared": "torch.cuda.max_memory_allocated in one step that warms up",
-    "cpu": "tensors alive, counted by storage in one step that warms up",
+    "cpu": "tensors alive, counted by storage in one step that warms up; gradients that were sent "
+    "count no longer",
     "cuda": "torch.cuda.max_memory_allocated in one step that warms up",
 }
 """How the peak of a device's memory is measured."""

@@ -99,12 +99,14 @@ class Executor:
         self.number = 0
         self.losses: dict[int, float] = {}
         self.before_update: Callable[[int], None] | None = None
+        self.handed: Callable[[Tensor], None] = lambda gradient: None
+        """Is told of each gradient that only the transport still needs."""
         self._data: dict[int, Tensor] = {}
         self._arrived: dict[tuple[str, int, int], Tensor] = {}
         self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._left: dict[tuple[int, int], list[Any]] = {}
         self._posted: dict[Action, tuple[Any, Tensor]] = {}
-        self._sent: list[tuple[Any, Tensor]] = []
+        self._sent: dict[Action, tuple[Any, Tensor]] = {}
         self._reducing: dict[int, list[Any]] = {}
         self._to_post: deque[Action] = deque()
         self._spans: list[Span] = []
@@ -117,7 +119,7 @@ class Executor:
         for _ in range(AHEAD):
             self._post()
         spans = self.run(self.actions, at)
-        for work, _ in self._sent:
+        for work, _ in self._sent.values():
             work.wait()
         self._sent.clear()
         self.number += 1
@@ -239,12 +241,17 @@ class Executor:
         tensor = tensor.to(self.device.link)
         peer = self.job.peer(self.rank, action)
         group = self.groups.lanes.get((self.rank, peer, action.kind))
-        self._sent.append((dist.isend(tensor, peer, group, tag(self.job, action)), tensor))
+        self._sent[action] = dist.isend(tensor, peer, group, tag(self.job, action)), tensor
+        if kind == "B":
+            self.handed(tensor)
 
     def receive(self, action: Action) -> None:
         """RECV_F and RECV_B."""
         work, buffer = self._posted.pop(action)
         work.wait()
+        answered = Action(action.stage, "SEND_F", action.microbatch)
+        if action.kind == "RECV_B" and answered in self._sent:  # so its tensor is needed no more
+            self._sent.pop(answered)[0].wait()
         self._arrived[action.kind[-1], action.stage, action.microbatch] = buffer.to(self.here)
         self._post()
 
