@@ -20,6 +20,7 @@ from simulator.lower import Actions, lower, lower_schedule
 from simulator.program import Int64, Program
 from simulator.report.between import between_notes
 from simulator.report.data import data_notes
+from simulator.report.host import host_notes
 from simulator.report.result import Moves, Result
 from simulator.schedules import (
     BUBBLE_FRACTION,
@@ -65,7 +66,10 @@ def simulate(
         ends = _simulated(without, "compiled", folded, repriced).step_ends
         seconds: dict[str, Any] = {name: to_seconds(int(ends[-1] - ends[0]))}
         result = replace(result, **seconds)
-    own = pace_notes(result), data_notes(result), between_notes(result), _first(scenario)
+    own = (
+        pace_notes(result), data_notes(result), between_notes(result), host_notes(result),
+        _first(scenario),
+    )  # fmt: skip
     return replace(result, notes=(*result.notes, *chain.from_iterable(own)))
 
 

@@ -115,7 +115,7 @@ def test_engines_agree_on_random_evaluations(evaluating, data):
         plan["reshard_after_forward"] = pick(st.booleans())
     elif plan["pp"] > 1 and pick(st.booleans()):
         plan["p2p_overlap"] = False
-    if plan["pp"] == 2 and pick(st.booleans()):
+    if plan["pp"] == 2 and "p2p_overlap" not in plan and pick(st.booleans()):
         plan |= {
             "schedule": pick(st.sampled_from(["Interleaved1F1B", "ZBVZeroBubble"])),
             "chunks": 2,

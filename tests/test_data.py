@@ -116,6 +116,20 @@ def test_an_overlapped_step_takes_the_longest_of_its_stages(loading, slow):
     assert result.summary.bottleneck.startswith(f"data ({slow}:")
 
 
+# A request of 10 ms, 100 kB at 10 MB/s a connection: 20 ms for each worker, until the store, which
+# gives one in 4 ms, or the device holds them back.
+@pytest.mark.parametrize(("workers", "each"), [(1, 20e-3), (2, 10e-3), (4, 5e-3), (8, 4e-3)])
+def test_workers_hide_the_latency_of_an_object_store_until_its_bandwidth_binds(
+    loading, workers, each
+):
+    store = Storage(kind="object", bandwidth=2.5e7, latency=10e-3, request_bandwidth=1e7)
+    data = {"sample_bytes": 1e5, "workers": workers}
+    s = loading(data=data, storage=store, batch=8, run={"num_steps": 4})
+    result = sim.simulate(s)
+    assert result.step_time_s == pytest.approx(8 * each, rel=1e-3)
+    assert result.summary.data.slowest == ("storage" if workers == 8 else "workers")
+
+
 def test_with_nothing_overlapped_a_step_takes_the_sum_of_its_stages(loading):
     data = {"overlap": False, "sample_bytes": 1e6, "transform_time": 2e-3, "device_bytes": 1e6}
     s = loading(data=data, storage=Storage(kind="local", bandwidth=1e9))

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from simulator.describe.loader import load_model
+from simulator.lower.layers import num_parameters
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ (trainsim .*)$", PAGE, re.MULTILINE)
-(PYTHON,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PYTHON, MODULE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +43,16 @@ def test_what_is_written_as_chakra_is_read_again(folder):
     for command in (c for c in COMMANDS if "chakra" in c):
         assert run(folder, "-m", "simulator", *shlex.split(command)[1:])
     assert (folder / "pipeline.png").exists()
+
+
+def test_the_module_of_the_page_becomes_a_model(folder):
+    pytest.importorskip("torch")
+    run(folder, "-c", MODULE)
+    model = load_model(str(folder / "my-net.toml"))
+    # 8 layers of 2 x 1024 + 2 x 1024 x 4096 + 4096 + 1024, and 10 x 1024 + 10
+    assert num_parameters(model) == 8 * 8_395_776 + 10_250
+    # the first layer's input is data, whose gradient nobody needs
+    assert [layer.repeat for layer in model.layers] == [1, 7, 1]
 
 
 def test_the_python_of_the_page_runs(folder):

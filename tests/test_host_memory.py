@@ -65,6 +65,7 @@ def test_a_host_that_is_too_small_does_not_fit(loading):  # noqa: F811
     result = sim.simulate(s)
     assert not result.summary.fits
     assert "on the fullest node: DOES NOT FIT (batches" in str(result)
+    assert any("a data.prefetch_factor below 8, hold less" in note for note in result.notes)
     assert sim.simulate(replace(s, data=replace(s.data, prefetch_factor=2))).summary.fits
 
 

@@ -18,6 +18,7 @@ from simulator.exchange.kineto.calls import axis_of, call_of, operation_of
 from simulator.exchange.kineto.events import Spans, innermost
 from simulator.lower.check import check
 from simulator.program import ACTION_CODE, ACTIONS, NONE
+from simulator.report.breakdown import CATEGORIES
 from simulator.report.measured import overlap, result_of, step_times
 
 TRACES = Path(__file__).parent / "traces"
@@ -104,6 +105,22 @@ def test_messages_bound_clocks_where_there_is_no_collective(tmp_path):
     assert measured.clocks.offset.tolist() == [0, 100_000]
 
 
+def test_collectives_go_on_where_messages_have_reached(tmp_path):
+    # Ranks 0 and 1 exchange messages, ranks 1 and 2 sum: the collective aligns 2 to 1 exactly.
+    groups = {"0": ("default_pg", range(3)), "dp": ("mesh_dp", [1, 2])}
+    ranks = [Rank(r, 3, groups, clock) for r, clock in enumerate((0, 100, -5000))]
+    ranks[0].send(0, 10, 1)
+    ranks[1].recv(0, 10, 0)
+    ranks[1].send(20, 10, 0)
+    ranks[0].recv(20, 10, 1)
+    for rank in ranks[1:]:
+        rank.collective("allreduce", 40, 10, group="dp")
+    measured = read_kineto(saved(tmp_path, *ranks))
+    assert measured.clocks.offset.tolist() == [0, 100_000, -5_000_000]
+    assert "1 by the ends of 1 matched collectives" in measured.notes[0]
+    assert "1 by what messages allow" in measured.notes[0]
+
+
 def test_clocks_within_what_messages_allow_stay(tmp_path):
     first, second = Rank(0, 2), Rank(1, 2, clock=4)
     first.send(0, 10, 1)
@@ -125,7 +142,7 @@ def test_messages_match_by_their_ends_in_order(tmp_path):
     members = [sorted(p.joint_members[j].tolist()) for j in range(len(p.joint_group))]
     kinds = [{(int(p.rank[i]), ACTIONS[p.action[i]]) for i in some} for some in members]
     forward, back = {(0, "SEND_F"), (1, "RECV_F")}, {(1, "SEND_B"), (0, "RECV_B")}
-    assert sorted(kinds, key=str) == sorted([forward, forward, back], key=str)
+    assert sorted(map(sorted, kinds)) == sorted(map(sorted, (forward, forward, back)))
     assert {c.bytes for c in p.costs if c.name == "send_recv"} == {4000, 2000}
 
 
@@ -260,6 +277,44 @@ def test_an_action_that_repeats_begins_the_next_step(tmp_path):
     assert read_kineto(rank.save(tmp_path)).program.step.tolist() == [0, 0, 1, 1]
 
 
+def test_passes_begin_where_the_message_was_there_that_they_waited_for(tmp_path):
+    # Torch's runtime posts the receive at 0 and waits for it in the forward, from 20 to 50.
+    first, second = Rank(0, 2), Rank(1, 2)
+    first.range("PP:0F0", 0, 40)
+    first.range("PP:0SEND_F0", 40, 2)
+    second.range("PP:1RECV_F0", 0, 2)
+    second.range("gloo:recv", 1, 49)
+    second.range("PP:1F0", 20, 60)
+    measured = read_kineto(saved(tmp_path, first, second))
+    assert named(measured, 1, "F") == [(50, 80)]
+    assert flows(measured, 1) == [("send_recv", "recv F", 40, 50)]
+    b = result_of(measured).breakdown
+    assert b.of("pp").tolist()[1] == 10 * MICRO
+    assert measured.clocks.offset.tolist() == [0, 0]
+
+
+def test_updates_count_where_no_action_names_them(tmp_path):
+    rank = Rank(0, 1)
+    rank.range("ProfilerStep#1", 0, 100)
+    rank.range("PP:0F0", 0, 20)
+    rank.range("Optimizer.step#AdamW.step", 30, 40)
+    assert named(read_kineto(rank.save(tmp_path)), 0, "OPT") == [(30, 70)]
+    rank.range("PP:0OPT0", 25, 50)  # holds the other
+    assert named(read_kineto(rank.save(tmp_path)), 0, "OPT") == [(25, 75)]
+
+
+def test_ranges_that_reduce_are_sums_where_something_is_summed_in_them(tmp_path):
+    ranks = [Rank(0, 2), Rank(1, 2)]
+    for rank in ranks:
+        rank.range("PP:0B0", 0, 10)
+        rank.range("PP:0REDUCE_GRAD", 10, 20)
+    assert not read_kineto(saved(tmp_path, *ranks)).program.is_flow.any()
+    for rank in ranks:
+        rank.range("gloo:all_reduce", 12, 15)
+    measured = read_kineto(saved(tmp_path, *ranks))
+    assert flows(measured, 0) == [("all_reduce", "dp", 10, 30)]
+
+
 def test_kernels_that_overlap_count_once(tmp_path):
     rank = Rank(0, 1)
     rank.kernel("a", 0, 100)
@@ -380,6 +435,33 @@ def test_the_recorded_pipeline_has_the_bubble_that_its_ranges_show():
     assert np.diff(measured.program.joint_members.offset).tolist() == [2] * 8
 
 
+def test_a_recording_of_torchs_runtime_has_all_its_messages_and_one_clock():
+    measured = read_kineto(TRACES / "runtime")
+    check(measured.program)
+    p = measured.program
+    assert measured.steps == (2, 3)
+    # Interleaved, 4 stages on 2 ranks: 3 borders x 2 directions x 4 microbatches x 2 steps
+    assert np.diff(p.joint_members.offset).tolist() == [2] * 48
+    assert measured.clocks.offset.tolist() == [0, 0]
+    for action, count in (("F", 4 * 4 * 2), ("B", 4 * 4 * 2)):
+        assert ((p.action == ACTION_CODE[action]) & ~p.is_flow).sum() == count
+    result = result_of(measured)
+    assert result.stages == [[0, 2], [1, 3]]
+    assert (result.breakdown.ticks.sum(axis=0) == result.breakdown.window).all()
+
+
+def test_a_recording_of_data_parallelism_has_its_sums_in_their_passes():
+    measured = read_kineto(TRACES / "ddp")
+    p = measured.program
+    assert measured.steps == (2, 3)
+    # two buckets a step
+    assert np.diff(p.joint_members.offset).tolist() == [2] * 4
+    assert {p.streams[s].split(" ")[0] for s in p.stream[p.is_flow]} == {"dp"}
+    assert {ACTIONS[a] for a in p.action[p.is_flow]} == {"REDUCE_GRAD"}
+    assert abs(measured.clocks.offset[1]) < 1_000_000  # one host: within a millisecond
+    assert {ACTIONS[a] for a in p.action[~p.is_flow]} == {"F", "B", "OPT", "REDUCE_GRAD"}
+
+
 def test_the_recorded_pipeline_is_drawn_and_traced(tmp_path):
     result = result_of(read_kineto(TRACES))
     result.plot.pipeline(tmp_path / "p.png")
@@ -424,6 +506,18 @@ def test_a_simulated_schedule_recorded_as_kernels_comes_back(
     assert (q.microbatch[back] == p.microbatch[key]).all()
     assert np.abs(u.start[back] - t.start[key]).max() <= 2000  # clocks are whole nanoseconds
     assert (u.end[back] - u.start[back] - (t.end - t.start)[key] == 0).all()
+
+
+@pytest.mark.parametrize("changes", [{}, {"plan.schedule": "ZB-H1"}, {"plan.pp": 1, "plan.dp": 4}])
+def test_a_scenario_written_as_profilers_write_it_comes_back_with_its_numbers(tmp_path, changes):
+    small = {"model": "gpt2", "run.global_batch_size": 16}
+    result = sim.simulate(sim.load("gpt2-xl-1f1b", small | changes))
+    result.save_kineto(tmp_path / "traces")
+    back = result_of(read_kineto(tmp_path / "traces"))
+    assert back.step_time_s == pytest.approx(result.step_time_s, rel=1e-6)
+    for category in CATEGORIES:
+        ours, theirs = (r.breakdown.of(category).mean() for r in (result, back))
+        assert theirs == pytest.approx(ours, rel=1e-3, abs=1e6), category  # a microsecond
 
 
 @given(

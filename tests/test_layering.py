@@ -51,9 +51,9 @@ DOORS = {
     "distributed": {"explore/sweep/pools.py"},
     "optuna": {"explore/tpe.py"},
     "pandas": {"report/result.py", "explore/sweep/frame.py"},
-    "torch": {"exchange/module.py", *(f"validate/torch/{name}.py" for name in
-              ("allocation", "device", "executor", "kernels", "measure", "model", "peers",
-               "worker"))},
+    "torch": {"exchange/module.py", "exchange/module_counts.py", *(
+        f"validate/torch/{name}.py" for name in
+        ("allocation", "device", "executor", "kernels", "measure", "model", "peers", "worker"))},
     "simpy": {"engine/reference.py", "engine/contention.py", "operate/reference.py"},
 }  # fmt: skip
 EVERYWHERE = {"numpy"}

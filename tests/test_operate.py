@@ -423,6 +423,12 @@ def test_an_asynchronous_job_had_better_save_less_often_than_young_says():
     assert o.job.interval == 300  # so that the rule is not followed below the write
 
 
+def test_a_checkpoint_that_holds_nothing_back_follows_the_one_before():
+    save = {"interval": "daly", "asynchronous": True, "write_time": "300 s",
+            "snapshot_time": "0 s"}  # fmt: skip
+    assert operate(described([failing("3 h")], save, days=1), seeds=1).job.interval == 300
+
+
 def test_things_that_fail_young_want_fewer_checkpoints_than_the_mean_says():
     # 2,000 things of shape 0.5 and mean 250 days: one in 3 h on average in the long run, but within
     # 60 days far more fail, early on

@@ -91,6 +91,12 @@ def test_one_replica_cannot_shrink():
         operate(sim.load("gpt2-xl-1gpu", table), seeds=1)
 
 
+def test_a_restart_warms_up_too():
+    o = operate(load(changed(restart_time="5 min"), **{"run.warm_up": "40 s"}), seeds=1)
+    assert o.job.restart == 340 * 10**9
+    assert "5.667 min to start (run.warm_up, 40 s, with it)" in str(o)
+
+
 def test_more_checkpoints_than_can_be_run_are_refused():
     assert "are too many" in complaint(
         checkpoint={"interval": "1 us", "write_time": "1 us"}, step_time="1 us"

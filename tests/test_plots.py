@@ -1,5 +1,6 @@
 """Figures: what is drawn, that it can be read, and that it is saved whole or not at all."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from simulator.errors import DescriptionError
 from simulator.program import ACTION_CODE
 from simulator.report.breakdown import CATEGORIES
 from simulator.report.memory_plot import memory_parts
-from simulator.report.palette import COLOURS, lightness
+from simulator.report.palette import COLOURS, SERIES, lightness
 from simulator.report.plots import (
     FIGURES,
     at_once,
@@ -225,6 +226,25 @@ def test_every_category_has_a_colour() -> None:
 
 def test_no_two_things_have_one_colour() -> None:
     assert len(set(COLOURS.values())) == len(COLOURS)
+
+
+def test_colours_of_weeks_mean_nothing_else() -> None:
+    from simulator.operate.plot import LOOKS
+
+    own = {colour for name, (colour, _) in LOOKS.items() if name != "checkpoint"}
+    assert not own & {*COLOURS.values(), *(colour for colour, _ in SERIES)}
+    assert len(own) == len(LOOKS) - 1
+
+
+# Greys, white, scales of one hue and tints of groups stand for no thing.
+def test_figures_take_their_colours_from_the_palette() -> None:
+    package = Path(simulator.__file__).parent
+    free = {"palette.py", "network_plots.py"}
+    for path in package.rglob("*.py"):
+        if path.name in free or path == package / "operate/plot.py":
+            continue
+        found = re.findall(r"\"#([0-9a-f]{6})\"", path.read_text(encoding="utf-8"))
+        assert all(c[:2] == c[2:4] == c[4:] for c in found), path.name
 
 
 def test_work_is_told_apart_in_grey() -> None:

@@ -5,7 +5,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import simulator
 from simulator.errors import DescriptionError
-from simulator.report.labels import Box, apart, beside
+from simulator.report.labels import Box, Labels, along, apart
 from simulator.report.roofline import roofline
 from simulator.report.roofline_plot import marks_of
 
@@ -99,8 +99,21 @@ def test_apart_keeps_order_and_gap():
 
 
 def test_a_label_goes_beside_its_dot_or_nowhere():
-    paper = Box(0, 0, 100, 100)
-    box = beside((50, 50), 5, (20, 10), paper, [Box(45, 45, 55, 55)])
+    labels = Labels(Box(0, 0, 100, 100), [], [Box(45, 45, 55, 55)])
+    box = labels.place((50, 50), 5, (20, 10))
     assert box is not None
     assert box.left >= 55
-    assert beside((50, 50), 5, (200, 10), paper, []) is None
+    assert labels.place((50, 50), 5, (200, 10)) is None
+
+
+def test_no_line_crosses_a_label_or_another_dot():
+    dots = [(40.0 + 14 * k, 100.0) for k in range(8)]
+    round_dots = [Box(x - 2, y - 2, x + 2, y + 2) for x, y in dots]
+    labels = Labels(Box(0, 0, 200, 200), [], round_dots)
+    placed = [(dot, box) for dot in dots if (box := labels.place(dot, 2, (40, 10)))]
+    assert len(placed) >= 6
+    for dot, box in placed:
+        line = list(along(dot, box.corner(dot), 1.0))
+        others = [b for _, b in placed if b is not box]
+        others += [b for at, b in zip(dots, round_dots, strict=True) if at != dot]
+        assert not any(other.meets(piece) for other in others for piece in line)

@@ -319,11 +319,11 @@ def test_a_wrong_option_ends_in_one_sentence(trainsim, more, sentence):
     assert "Traceback" not in err
 
 
-def test_every_part_of_a_step_has_a_colour_of_its_own_in_the_figure():
-    from simulator.explore.search_plot import LOOKS
+def test_every_part_of_a_step_has_a_colour_and_a_marker_of_its_own_in_the_figure():
+    from simulator.explore.search_plot import MARKERS
     from simulator.report.palette import COLOURS
     from simulator.report.summary import OWNERS
 
-    assert set(LOOKS) == set(OWNERS)
-    assert len({colour for colour, _ in LOOKS.values()}) == len(LOOKS)
-    assert all(colour in COLOURS for colour, _ in LOOKS.values())
+    assert set(MARKERS) == set(OWNERS)
+    assert len(set(MARKERS.values())) == len(MARKERS)
+    assert set(OWNERS) <= set(COLOURS)

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
               help="Axis of a process group of a measured run, as 3=tp (repeatable).")  # fmt: skip
 @click.option("--json", "json_path", metavar="FILE", help="Write it as JSON; - for stdout.")
 @click.option("--plot", metavar="FILE", help="Draw both steps and their difference.")
+@click.option("--html", metavar="FILE", help="Write a page with both runs side by side (.html).")
 def compare(
     a: str, b: str | None, overrides: tuple[str, ...], overrides_a: tuple[str, ...],
-    groups: tuple[str, ...], json_path: str | None, plot: str | None,
+    groups: tuple[str, ...], json_path: str | None, plot: str | None, html: str | None,
 ) -> None:  # fmt: skip
     """Say what changed between runs A and B, and why.
 
@@ -38,7 +39,7 @@ def compare(
     """
     if not b and not overrides:
         raise DescriptionError("name what to compare with, or change A by --set plan.tp=4")
-    check_report(json_path, plot)
+    check_report(json_path, plot, html)
     settings = overrides_a, overrides if b else (*overrides_a, *overrides)
     sides = _sides((a, b or a), settings, groups)
     from simulator.explore.compare import compare as compared
@@ -53,6 +54,10 @@ def compare(
         from simulator.explore.compare.plot import comparison_figure
 
         comparison_figure(found, plot)
+    if html:
+        from simulator.report.html import save_html
+
+        save_html([side.result for side in sides], html, names=[side.name for side in sides])
 
 
 def _sides(

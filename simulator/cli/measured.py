@@ -20,6 +20,8 @@ def _outputs(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--plot", "plots", multiple=True, metavar="[NAME=]FILE",
                      help="Draw pipeline (the default) or breakdown (repeatable)."),
+        click.option("--html", metavar="FILE",
+                     help="Write the report as one page with a timeline (.html)."),
         click.option("--trace", metavar="FILE",
                      help="Write a trace (.pftrace, .json; either .gz)."),
         click.option("--json", "json_path", metavar="FILE",
@@ -30,7 +32,7 @@ def _outputs(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checked(
-    json_path: str | None, trace: str | None, plots: tuple[str, ...]
+    json_path: str | None, html: str | None, trace: str | None, plots: tuple[str, ...]
 ) -> list[tuple[str, Path]]:
     """Return the figures, after checking all outputs before the work."""
     figures = [figure_of(text) for text in plots]
@@ -40,18 +42,20 @@ def _checked(
         raise DescriptionError(
             f"--plot {wrong[0]}: a run of traces has the figures {' and '.join(FIGURES)}"
         )
-    check_outputs(json_path, trace, [path for _, path in figures])
+    check_outputs(json_path, trace, [path for _, path in figures], html)
     return figures
 
 
 def _write(
-    result: Result, text: str, document: dict[str, Any], json_path: str | None, trace: str | None,
-    figures: list[tuple[str, Path]],
+    result: Result, text: str, document: dict[str, Any], json_path: str | None, html: str | None,
+    trace: str | None, figures: list[tuple[str, Path]],
 ) -> None:  # fmt: skip
     if json_path:
         write_json(document, json_path)
     if json_path != "-":
         click.echo(text)
+    if html:
+        result.save_html(html)
     if trace:
         result.save_trace(trace)
     for name, path in figures:
@@ -64,15 +68,15 @@ def _write(
               help="Mesh axis of a process group, as 3=tp (repeatable).")  # fmt: skip
 @_outputs
 def import_kineto(
-    files: tuple[str, ...], groups: tuple[str, ...], json_path: str | None, trace: str | None,
-    plots: tuple[str, ...],
+    files: tuple[str, ...], groups: tuple[str, ...], json_path: str | None, html: str | None,
+    trace: str | None, plots: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Report a run from its traces of torch.profiler, one of FILES a rank.
 
     FILES are traces (.json, .json.gz), folders of them, or patterns in quotes. Times, communication
     and bubbles are those of the last step, as for a simulated run.
     """
-    figures = _checked(json_path, trace, plots)
+    figures = _checked(json_path, html, trace, plots)
     for text in groups:
         if "=" not in text[1:]:
             raise DescriptionError(f"--group {text!r}: write GROUP=AXIS, for example 3=tp")
@@ -82,7 +86,7 @@ def import_kineto(
     measured = read_kineto(files, dict(text.split("=", 1) for text in groups))
     result = result_of(measured)
     _write(result, measured_text(measured, result), measured_dict(measured, result), json_path,
-           trace, figures)  # fmt: skip
+           html, trace, figures)  # fmt: skip
 
 
 @click.command("chakra")
@@ -94,10 +98,10 @@ def import_kineto(
 @_outputs
 def import_chakra(
     files: tuple[str, ...], cluster: str | None, precision: str, json_path: str | None,
-    trace: str | None, plots: tuple[str, ...],
+    html: str | None, trace: str | None, plots: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run Chakra execution traces, PREFIX.RANK.et of all ranks, and report their step."""
-    figures = _checked(json_path, trace, plots)
+    figures = _checked(json_path, html, trace, plots)
     from simulator.exchange.chakra import read_chakra
     from simulator.report.measured import overlap, run_dict, run_text
     from simulator.report.replayed import replayed
@@ -107,7 +111,7 @@ def import_chakra(
     result = replayed(traces, on)
     over = overlap(result)
     _write(result, run_text(result, over, range(result.tiled.num_ranks)), run_dict(result, over),
-           json_path, trace, figures)  # fmt: skip
+           json_path, html, trace, figures)  # fmt: skip
 
 
 @click.group("export")

@@ -98,31 +98,37 @@ def check_figures(names: list[str], loaded: Scenario) -> None:
         raise DescriptionError(NO_DATA)
 
 
-def check_outputs(json_path: str | None, trace: str | None, figures: list[Path]) -> None:
+def check_outputs(
+    json_path: str | None, trace: str | None, figures: list[Path], html: str | None = None
+) -> None:
     """Check all outputs before the work; no two may be the same file."""
     from simulator.files import check_writable
 
-    files = [p for p in (json_path, trace) if p not in (None, "-")]
+    files = [p for p in (json_path, trace, html) if p not in (None, "-")]
     if "" in files:
-        raise DescriptionError("--json and --trace need the name of a file")
+        raise DescriptionError("--json, --html and --trace need the name of a file")
     if json_path and json_path != "-":
         check_writable(Path(json_path))
     if trace:
         from simulator.report.trace import SUFFIXES
 
         check_writable(Path(trace), SUFFIXES)
-    every = [os.path.realpath(p) for p in (json_path, trace, *figures) if p and p != "-"]
+    if html:
+        from simulator.report.html.page import SUFFIXES as PAGES
+
+        check_writable(Path(html), PAGES)
+    every = [os.path.realpath(p) for p in (json_path, trace, html, *figures) if p and p != "-"]
     if len(set(every)) < len(every):
         raise DescriptionError("two outputs have the same name; give each its own")
 
 
-def check_report(json_path: str | None, plot: str | None) -> None:
-    """Check before the work what a verb of one document and one figure writes."""
+def check_report(json_path: str | None, plot: str | None, html: str | None = None) -> None:
+    """Check before the work what a verb of one document, one figure and one page writes."""
     if plot is not None:
         from simulator.report.palette import check_path
 
         check_path(plot)
-    check_outputs(json_path, None, [Path(plot)] if plot else [])
+    check_outputs(json_path, None, [Path(plot)] if plot else [], html)
 
 
 def write_json(document: dict[str, Any], target: str) -> None:

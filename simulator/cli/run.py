@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 @click.command()
 @scenario_options
 @click.option("--json", "json_path", metavar="FILE", help="Write the report as JSON; - for stdout.")
+@click.option(
+    "--html", metavar="FILE", help="Write the report as one page with a timeline (.html)."
+)
 @click.option("--trace", metavar="FILE", help="Write a trace (.pftrace, .json; either .gz).")
 @click.option(
     "--kineto", metavar="FOLDER", help="Write traces as torch.profiler does, a file a rank."
@@ -55,9 +58,9 @@ if TYPE_CHECKING:
               help="Steps drawn under [jitter], in place of jitter.samples.")  # fmt: skip
 @jobs_option
 def run(
-    scenario: str, overrides: tuple[str, ...], json_path: str | None, trace: str | None,
-    kineto: str | None, plots: tuple[str, ...], trace_ranks: str, no_fold: bool, engine: str,
-    samples: int | None, jobs: int | None,
+    scenario: str, overrides: tuple[str, ...], json_path: str | None, html: str | None,
+    trace: str | None, kineto: str | None, plots: tuple[str, ...], trace_ranks: str,
+    no_fold: bool, engine: str, samples: int | None, jobs: int | None,
 ) -> int:  # fmt: skip
     """Simulate SCENARIO and report step time, memory and the bottleneck.
 
@@ -65,7 +68,7 @@ def run(
     a [jitter] table many disturbed steps are drawn and reported beside the undisturbed one.
     """
     figures = [figure_of(text, ("jitter",)) for text in plots]
-    check_outputs(json_path, trace, [path for _, path in figures])
+    check_outputs(json_path, trace, [path for _, path in figures], html)
     if trace is None and kineto is None and trace_ranks != "some":
         raise DescriptionError("--trace-ranks says which ranks --trace shows; give --trace too")
     if kineto is not None:
@@ -95,6 +98,8 @@ def run(
         )
     if json_path != "-":
         click.echo(f"{result}{remedies_text(remedies)}{_cost_text(result)}{_jitter_text(jittered)}")
+    if html:
+        result.save_html(html)
     if trace:
         result.save_trace(trace, ranks)
     if kineto:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from simulator.describe.layer_list import LayerList
 from simulator.describe.model import Model
 from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.run import Run
+from simulator.describe.stages import even_layers, listed_layers
 from simulator.describe.target import target_of
 from simulator.schedules.layout import Layout, layout_of
 from simulator.schedules.table import schedule_of, size_complaint
@@ -44,6 +46,8 @@ def schedule_contradictions(
             "plan.recompute_again: true is for plan.recompute 'full' and a schedule that splits "
             f"backward, not {plan.recompute!r} and {plan.schedule}; leave it out"
         )
+    if isinstance(model, LayerList):
+        yield from _empty_stages(model, plan, found.splits)
     traits = _traits(found)
     if traits and plan.zero > 1 and plan.shards > 1:
         yield (
@@ -77,6 +81,23 @@ def _traits(found: Layout) -> str:
         (found.copies > 1, "has every stage on two ranks"),
     )
     return " and ".join(text for given, text in words if given)
+
+
+def _empty_stages(model: LayerList, plan: Plan, splits: bool) -> Iterator[str]:
+    """Say which stage of a list has nothing to do, or nothing for the half that is put off."""
+    counts = listed_layers(plan) or even_layers(plan, model.num_hidden_layers)
+    if sum(counts) != model.num_hidden_layers:  # another sentence says so, or they are not cut yet
+        return
+    for stage, (first, count) in enumerate(zip(accumulate((0, *counts)), counts, strict=False)):
+        held = model.every[first : first + count]
+        if not any(layer.products or layer.attention or layer.kernels for layer in held):
+            yield f"plan.pp {plan.pp}: no layer of {model.name} on stage {stage} computes anything"
+        elif splits and not any(p.weight for layer in held for p in layer.products):
+            names = ", ".join(layer.name for layer in held[:4])
+            yield (
+                f"plan.schedule {plan.schedule} puts gradients of weights off, and stage {stage} "
+                f"({names}) of {model.name} has no product with one"
+            )
 
 
 def _after_every_microbatch(

@@ -99,6 +99,11 @@ class ListedLayer:
                 f"ListedLayer.kernels: {self.name} moves elements outside of products, but has no "
                 "kernels that do"
             )
+        if self.parameters and not (self.products or self.kernels):
+            raise DescriptionError(
+                f"ListedLayer.parameters: {self.name} has {self.parameters:,} parameters, but "
+                "neither products nor kernels that use them"
+            )
 
     @property
     def flops(self) -> float:

@@ -16,10 +16,8 @@ from simulator.report import palette
 from simulator.report.palette import COLOURS, HATCHES
 from simulator.units import format_seconds
 
-PARTS = {"work": "backward", "exposed": "pp", "bubble": "stall"}
-"""Parts of a bar, and the colour that each has in other figures."""
-
-NAMES = {"work": "work", "exposed": "exposed communication", "bubble": "bubble"}
+PARTS = {"work": "work", "exposed": "exposed communication", "bubble": "bubble"}
+"""Parts of a bar by the name of their colour, and what they are called."""
 
 ROW = 0.27
 """Inches of a bar with its gap."""
@@ -42,8 +40,8 @@ def schedules_figure(compared: Compared, path: str | Path | None = None) -> Figu
     rows, s = compared.ran, compared.scenario
     names = [r.name for r in rows]
     handles = [
-        *(Patch(label=NAMES[part], **_look(part)) for part in PARTS),
-        Patch(label="memory of the fullest rank", **_look("memory")),
+        *(Patch(label=name, **_look(part)) for part, name in PARTS.items()),
+        Patch(label="memory of the fullest rank", **_look("activations")),
         Line2D([], [], color=COLOURS["capacity"], label="memory of a device"),
     ]
     titles = [
@@ -63,8 +61,7 @@ def schedules_figure(compared: Compared, path: str | Path | None = None) -> Figu
     return palette.save(figure, path)
 
 
-def _look(part: str) -> dict[str, Any]:
-    name = PARTS.get(part, "activations")
+def _look(name: str) -> dict[str, Any]:
     return {
         "facecolor": COLOURS[name], "edgecolor": "white", "linewidth": 0.4,
         "hatch": HATCHES.get(name),
@@ -88,7 +85,7 @@ def _steps(ax: Axes, rows: tuple[Ran, ...]) -> None:
 def _memory(ax: Axes, rows: tuple[Ran, ...], most: float, compared: Compared) -> None:
     gigabytes, at = 1e9, np.arange(len(rows)) + 0.5
     size = np.array([r.device_memory_bytes for r in rows]) / gigabytes
-    ax.barh(at, size, 0.76, **_look("memory"))
+    ax.barh(at, size, 0.76, **_look("activations"))
     for y, value in zip(at.tolist(), size.tolist(), strict=True):
         ax.text(value + 0.01 * most / gigabytes, y, f"{value:.1f} GB", size=8, va="center_baseline")
     capacity = min(kind.device.memory for kind in compared.scenario.cluster.kinds) / gigabytes

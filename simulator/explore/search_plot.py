@@ -16,13 +16,11 @@ from simulator.report import palette
 from simulator.report.palette import COLOURS, FAINT, INK
 from simulator.report.summary import OWNERS
 
-LOOKS = {
-    "compute": ("forward", "o"), "memory": ("backward", "s"), "launch": ("optimizer", "D"),
-    "tp": ("tp", "^"), "pp": ("pp", "v"), "dp": ("dp", "<"), "cp": ("cp", ">"), "ep": ("ep", "P"),
-    "tied": ("tied", "p"), "offload": ("offload", "X"), "data": ("data", "d"),
-    "save": ("save", "H"), "bubble": ("stall", "h"),
+MARKERS = {
+    "compute": "o", "memory": "s", "launch": "D", "tp": "^", "pp": "v", "dp": "<", "cp": ">",
+    "ep": "P", "tied": "p", "offload": "X", "data": "d", "save": "H", "log": "8", "bubble": "h",
 }  # fmt: skip
-"""Colour and marker of plans that lose most in a part of the step."""
+"""Marker of plans that lose most in a part of the step; its colour is the part's."""
 
 SLOWEST = 4.0
 """Steps of more times the best are not drawn."""
@@ -65,7 +63,7 @@ def search_figure(found: Found, kind: str = "memory", path: str | Path | None = 
     over = [t for t in cut if not t.fits]
     handles = [
         Line2D([], [], ls="", marker="*", ms=12, color=COLOURS["capacity"], label="best plan"),
-        *(_dot(owner) for owner in LOOKS if owner in groups),
+        *(_dot(owner) for owner in MARKERS if owner in groups),
         *(
             [Line2D([], [], ls="", marker="x", ms=5, color=FAINT, label="does not fit")]
             * bool(over)
@@ -86,9 +84,8 @@ def search_figure(found: Found, kind: str = "memory", path: str | Path | None = 
             5.6, [3.6], titles=titles, handles=handles, labels=["1,000.0"], right=0.3
         )
         for owner, members in groups.items():
-            colour, marker = LOOKS[owner]
-            ax.plot(*_points(members, kind), ls="", marker=marker, ms=5, color=COLOURS[colour],
-                    mec=INK, mew=0.3, alpha=0.85)  # fmt: skip
+            ax.plot(*_points(members, kind), ls="", marker=MARKERS[owner], ms=5,
+                    color=COLOURS[owner], mec=INK, mew=0.3, alpha=0.85)  # fmt: skip
         ax.plot(*_points(over, kind), ls="", marker="x", ms=5, color=FAINT, alpha=0.7)
         if len(front) > 1:
             ax.plot(*_points(front, kind), color=INK, lw=1.0, drawstyle="steps-post", zorder=3)
@@ -110,9 +107,8 @@ def search_figure(found: Found, kind: str = "memory", path: str | Path | None = 
 
 
 def _dot(owner: str) -> Line2D:
-    colour, marker = LOOKS[owner]
-    return Line2D([], [], ls="", marker=marker, ms=6, color=COLOURS[colour], mec=INK, mew=0.3,
-                  label=OWNERS[owner].partition(",")[0])  # fmt: skip
+    return Line2D([], [], ls="", marker=MARKERS[owner], ms=6, color=COLOURS[owner], mec=INK,
+                  mew=0.3, label=OWNERS[owner].partition(",")[0])  # fmt: skip
 
 
 def _points(trials: list[Trial], kind: str) -> tuple[np.ndarray, np.ndarray]:

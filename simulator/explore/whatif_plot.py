@@ -15,9 +15,6 @@ from simulator.report.palette import COLOURS, HATCHED_WHITE, HATCHES, INK
 from simulator.report.summary import OWNERS
 from simulator.units import format_seconds
 
-LOOKS = {"compute": "forward", "memory": "backward", "launch": "optimizer", "bubble": "stall"}
-"""Colours of owners that have another name in other figures."""
-
 PLAIN: dict[str, Any] = {"facecolor": "#f7f7f7", "edgecolor": INK, "linewidth": 0.5}
 """Of an ideal that takes time away from several owners."""
 
@@ -70,8 +67,7 @@ def whatif_figure(w: WhatIf, path: str | Path | None = None) -> Figure:
 
 
 def _look(owner: str) -> dict[str, Any]:
-    name = LOOKS.get(owner, owner)
     return {
-        "facecolor": COLOURS[name], "linewidth": 0.4, "hatch": HATCHES.get(name),
-        "edgecolor": "white" if name in HATCHED_WHITE or name not in HATCHES else palette.FAINT,
+        "facecolor": COLOURS[owner], "linewidth": 0.4, "hatch": HATCHES.get(owner),
+        "edgecolor": "white" if owner in HATCHED_WHITE or owner not in HATCHES else palette.FAINT,
     }  # fmt: skip

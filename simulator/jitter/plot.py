@@ -16,7 +16,7 @@ from simulator.report import palette
 from simulator.report.palette import COLOURS, FAINT, INK
 from simulator.units import UNITS, format_seconds
 
-UNDISTURBED, GAIN = COLOURS["backward"], COLOURS["dp"]
+UNDISTURBED, GAIN = INK, COLOURS["gain"]
 MARKS = {5: ":", 50: "--", 95: ":"}
 """Percentiles that the histogram shows, and how."""
 
@@ -45,7 +45,7 @@ def jitter_figure(j: Jittered, path: str | Path | None = None) -> Figure:
         f"{format_seconds(j.result.step_time_s)}; standard deviation {format_seconds(j.sd_s)}",
     ]
     handles = [
-        Patch(facecolor=COLOURS["forward"], label="samples"),
+        Patch(facecolor=COLOURS["samples"], label="samples"),
         Line2D([], [], color=UNDISTURBED, lw=2, label="undisturbed step"),
         Line2D([], [], color=INK, lw=1, ls="--", label="median"),
         Line2D([], [], color=INK, lw=1, ls=":", label="5 and 95 %"),
@@ -81,7 +81,7 @@ def _histogram(ax: Axes, j: Jittered) -> None:
     spread = steps.max() - steps.min() > 1e-9 * base
     edges = np.histogram_bin_edges(steps, bins) if spread else base * np.array([-0.001, 0.001])
     edges = edges if spread else steps[0] + edges
-    ax.hist(steps, bins=edges.tolist(), color=COLOURS["forward"], gid="samples")
+    ax.hist(steps, bins=edges.tolist(), color=COLOURS["samples"], gid="samples")
     ax.axvline(base, color=UNDISTURBED, lw=2, gid="undisturbed")
     for percentile, dash in MARKS.items():
         if spread:

@@ -188,6 +188,8 @@ def gathering(
 
     Gradients are as long as weights until their reduce-scatter copies them in its own precision.
     """
+    if not size:
+        return Passes(forward, forward, backward, backward)
     p = s.precision
     full, reduced = float(p.weight * trained), float(p.gradient * trained)
     gather = Segment(Flow("all_gather", size, alloc=Memory(gathered=size)), UNSHARD, place=AHEAD)

@@ -181,8 +181,10 @@ def interval_seconds(s: Scenario, ops: Operations) -> float:
     if not isinstance(wanted, str):
         return wanted
     between = mtbf(ops, s.cluster.world_size, s.cluster.num_nodes)
-    cost = saving(s, ops).blocked
-    if between == float("inf") or not cost:
+    save = saving(s, ops)
+    cost = save.blocked
+    hidden = ops.checkpoint.asynchronous and save.write  # one follows the other then
+    if between == float("inf") or not (cost or hidden):
         what = "nothing fails" if between == float("inf") else "a checkpoint takes no time"
         raise DescriptionError(
             f"operations.checkpoint.interval {wanted!r} weighs checkpoints against failures, and "
@@ -243,7 +245,7 @@ def job(
         blocked=_ticks(save.blocked),
         drain=_ticks(save.write) if ops.checkpoint.asynchronous else 0,
         restore=_ticks(save.restore),
-        restart=_ticks(ops.restart_time),
+        restart=_ticks(ops.restart_time + s.run.warm_up),
         rescheduling=_ticks(ops.rescheduling_time),
         spares=ops.spare_nodes,
         replicas=tuple(replicas),

@@ -14,25 +14,26 @@ from matplotlib.patches import Patch
 from simulator.operate.result import Operated, Spread
 from simulator.operate.text import format_hours
 from simulator.report import palette
-from simulator.report.palette import FAINT, INK
+from simulator.report.palette import COLOURS, FAINT, INK, SERIES
 
 if TYPE_CHECKING:
     from simulator.operate.best import Best
 
 LOOKS = {
-    "wall clock": ("#dadada", None),
-    "checkpoint": ("#56b4e9", "////"),
-    "lost work": ("#d55e00", "xxxx"),
-    "detection": ("#f0e442", None),
-    "waiting for repair": ("#8f8f8f", "...."),
-    "rescheduling": ("#cc79a7", "\\\\\\\\"),
-    "restart": ("#e69f00", None),
-    "restore": ("#b4e3cf", "----"),
-    "slow node": ("#7d5a44", "////"),
-    "fewer replicas": ("#b9b3e6", "oo"),
-    "training": ("#006b4f", None),
+    "wall clock": ("#d6d6d6", None),
+    "checkpoint": (COLOURS["save"], "////"),
+    "lost work": ("#ff8c7a", "xxxx"),
+    "detection": ("#ffe9a8", None),
+    "waiting for repair": ("#a0a0aa", "...."),
+    "rescheduling": ("#d7a9e3", "\\\\\\\\"),
+    "restart": ("#9c6ade", None),
+    "restore": ("#a8dadc", "----"),
+    "slow node": ("#6d597a", "////"),
+    "fewer replicas": ("#84a98c", "oo"),
+    "training": ("#4f7942", None),
 }
-"""Colour and hatch of each bar; hues of Okabe and Ito, apart in grey by lightness or hatch."""
+"""Colour and hatch of each bar, none of which means another thing elsewhere; apart in grey by
+lightness or hatch."""
 
 ROW = 0.3
 """Inches of a bar with its gap."""
@@ -154,9 +155,9 @@ def _histogram(ax: Axes, o: Operated, g: Spread) -> None:
 
 def _marks(best: Best) -> dict[str, tuple[float, str, str]]:
     return {
-        "best by simulation": (best.best, "#006b4f", "-"),
-        "Young": (best.young, "#d55e00", "--"),
-        "Daly": (best.daly, "#0072b2", ":"),
+        "best by simulation": (best.best, INK, "-"),
+        "Young": (best.young, SERIES[1][0], "--"),
+        "Daly": (best.daly, SERIES[0][0], ":"),
     }
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simulator.describe.scenario import Scenario
 from simulator.operate.cost import bill_cells, bill_dict, bills, cost_assumptions
 from simulator.operate.interval import daly, lost_share, young
 from simulator.operate.job import NANOSECONDS, NO_NODE, interval_seconds, mtbf, saving
@@ -173,15 +174,17 @@ def assumptions(o: Operated) -> list[str]:
     kinds = sorted({c.distribution for c in ops.components})
     swapped = any(repair != NO_NODE for repair in o.job.repair)
     lines = [
-        "the run begins with its first step; every step takes the same time"
-        + (" but for slow nodes" if ops.slow_node else ""),
+        "the run begins with its first step"
+        + "; every step takes the same time" * (len(o.step_times_s) == 1)
+        + " but for slow nodes" * (len(o.step_times_s) == 1 and ops.slow_node is not None),
         "failures come by the clock, also while the job recovers, which then begins anew; things "
         f"that fail {' or '.join(by_name[kind] for kind in kinds)}" if kinds else "nothing fails",
         *([AGEING] if set(kinds) - {"exponential"} else []),
         f"recovery: {format_hours(ops.detection_time)} until a failure is found, "
         f"{format_hours(ops.rescheduling_time)} to put another node in place, "
-        f"{format_hours(ops.restart_time)} to start, {format_seconds(o.job.restore / NANOSECONDS)} "
-        "to read the state; then from the last checkpoint that was written whole",
+        f"{format_hours(ops.restart_time + s.run.warm_up)} to start{_warm(s)}, "
+        f"{format_seconds(o.job.restore / NANOSECONDS)} to read the state; then from the last "
+        "checkpoint that was written whole",
     ]  # fmt: skip
     if s.jitter is not None and ops.step_time is None:
         lines.append(
@@ -234,6 +237,10 @@ def notes(o: Operated) -> list[str]:
     if o.step is not None and not o.step.summary.fits:
         out.append("the plan does not fit into memory (trainsim run says by how much)")
     return out
+
+
+def _warm(s: Scenario) -> str:
+    return f" (run.warm_up, {format_hours(s.run.warm_up)}, with it)" * (s.run.warm_up > 0)
 
 
 def operated_dict(o: Operated, best: Best | None = None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ MOST_NAMES = 16
 """Places, or ranks, that are named on the left."""
 
 
-def density_figure(result: Result, path: str | Path | None = None, *, note: str = "") -> Figure:
+def density_figure(result: Result, path: str | Path | None = None) -> Figure:
     """Draw what all ranks do during the last step, thousands of them.
 
     Above the share of all ranks, below a row a rank: its colour is what takes most of that time.
@@ -29,7 +29,6 @@ def density_figure(result: Result, path: str | Path | None = None, *, note: str 
     Args:
         result: what to draw.
         path: where to save the figure; its suffix says how.
-        note: a line below the title.
 
     Raises:
         DescriptionError: when the figure cannot be saved.
@@ -39,12 +38,12 @@ def density_figure(result: Result, path: str | Path | None = None, *, note: str 
     begin, end = shown.window
     names = [n for k, n in enumerate(ACTIVITIES) if shown.shares[k].max(initial=0) > 0.005]
     ticks, labels = _named(result, shown)
-    rows = f"a row a rank, {len(shown.ranks):,} ranks"
+    rows = "a row a rank"
     if len(shown.ranks) > MOST_ROWS:
         rows = f"{len(shown.ranks):,} ranks, {len(shown.ranks) / MOST_ROWS:.3g} to a row"
-    rows += f" by {palette.place_named(result)}" if shown.place.max(initial=0) else ""
+    rows += f", by {palette.place_named(result)}" if shown.place.max(initial=0) else ""
     titles = palette.titles_of(
-        result, note, f"{rows}; colour: what takes most of that time; above, of all ranks"
+        result, f"{rows}; colour: what takes most of that time; above, of all ranks"
     )
     tall = float(np.clip(0.035 * len(shown.ranks), 1.4, 4.6))
     with palette.style():

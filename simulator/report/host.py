@@ -135,6 +135,18 @@ def host_lines(result: Result, s: Scenario) -> list[str]:
     ]
 
 
+def host_notes(result: Result) -> tuple[str, ...]:
+    """Return a hint where batches are what makes a host too small."""
+    s = result.scenario
+    if s is None or s.data is None or result.summary.fits_host:
+        return ()
+    batches = host_memory(result, s).get("batches", 0.0)
+    return (
+        f"batches take {format_bytes(batches)} of the fullest host: fewer data.workers, or a "
+        f"data.prefetch_factor below {s.data.prefetch_factor}, hold less",
+    )
+
+
 def host_assumptions(s: Scenario) -> list[str]:
     """Return what was assumed of the memory of hosts beside what is offloaded."""
     if s.cluster.is_mixed or (s.data is None and s.checkpoint is None):

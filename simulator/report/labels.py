@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from simulator.report.palette import FAINT, text_width
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 SIZE = 8.0
 """Points of a label."""
+
+
+Point: TypeAlias = tuple[float, float]
 
 
 class Box(NamedTuple):
@@ -41,12 +45,24 @@ class Box(NamedTuple):
             and other.top <= self.top
         )
 
+    def corner(self, point: Point) -> Point:
+        """Return where a line from a point ends: on the near side, or in its middle if level."""
+        x = self.left if self.left > point[0] else self.right if self.right < point[0] else None
+        y = self.bottom if self.bottom > point[1] else self.top if self.top < point[1] else None
+        return (
+            (self.left + self.right) / 2 if x is None else x,
+            (self.bottom + self.top) / 2 if y is None else y,
+        )
 
-TURNS = (-20, 20, 0, 200, 160, 180, -50, 50, 230, 130, -90, 90)
+
+FARTHEST = 110
+"""Points from a dot within which its label is tried."""
+
+TURNS = (-20, 20, 0, 200, 160, 180, -50, 50, 230, 130, -90, 90, -70, 70, 250, 110)
 """Directions from a dot in which a label is tried, in degrees."""
 
 
-def along(a: tuple[float, float], b: tuple[float, float], thick: float) -> Iterator[Box]:
+def along(a: Point, b: Point, thick: float) -> Iterator[Box]:
     """Yield boxes that cover a line."""
     pieces = max(1, math.ceil(math.dist(a, b) / max(thick, 1.0)))
     for k in range(pieces + 1):
@@ -54,61 +70,76 @@ def along(a: tuple[float, float], b: tuple[float, float], thick: float) -> Itera
         yield Box(x - thick / 2, y - thick / 2, x + thick / 2, y + thick / 2)
 
 
-def beside(
-    at: tuple[float, float], radius: float, size: tuple[float, float], paper: Box,
-    taken: Iterable[Box], farthest: float = 180.0,
-) -> Box | None:  # fmt: skip
-    """Return the free place for a label that is nearest to its dot, or None where there is none.
+@dataclass(slots=True)
+class Labels:
+    """Paper on which labels are put one after the other, each beside its dot."""
 
-    Args:
-        at: middle of the dot.
-        radius: of the dot.
-        size: width and height of the label.
-        paper: within which it must lie.
-        taken: what it must not hide.
-        farthest: distance up to which places are tried.
-    """
-    taken, (wide, tall) = list(taken), size
-    for far in range(3, int(farthest), 5):
+    paper: Box
+    """Within which they must lie."""
+    taken: list[Box]
+    """What they must not hide."""
+    dots: list[Box]
+    """Dots, which they must not hide either, nor a line to another dot cross."""
+    names: list[Box] = field(default_factory=list)
+    """Those that are there, which no line of another may cross."""
+
+    def place(self, at: Point, radius: float, size: tuple[float, float]) -> Box | None:
+        """Take and return the free place that is nearest to a dot, or None where there is none.
+
+        Args:
+            at: middle of the dot.
+            radius: of the dot.
+            size: width and height of the label.
+        """
+        for box in _around(at, radius, *size):
+            if not self.paper.holds(box) or any(
+                map(box.meets, (*self.taken, *self.dots, *self.names))
+            ):
+                continue
+            line = list(along(at, box.corner(at), 1.0))
+            others = (*self.names, *(dot for dot in self.dots if not dot.meets(line[0])))
+            if not any(other.meets(piece) for other in others for piece in line):
+                self.names.append(box)
+                self.taken += line
+                return box
+        return None
+
+
+def _around(at: Point, radius: float, wide: float, tall: float) -> Iterator[Box]:
+    """Yield places around a dot, the nearest first."""
+    for far in range(3, FARTHEST, 5):
         for turn in TURNS:
             cos, sin = math.cos(math.radians(turn)), math.sin(math.radians(turn))
             x, y = at[0] + (radius + far) * cos, at[1] + (radius + far) * sin
             left = x - wide / 2 + math.copysign(wide / 2, cos) * (abs(cos) > 0.05)
-            box = Box(left, y - tall / 2, left + wide, y + tall / 2)
-            if paper.holds(box) and not any(map(box.meets, taken)):
-                return box
-    return None
+            yield Box(left, y - tall / 2, left + wide, y + tall / 2)
 
 
-def name_dot(
-    ax: Axes, text: str, where: tuple[float, float], at: tuple[float, float], radius: float,
-    paper: Box, taken: list[Box],
-) -> None:  # fmt: skip
-    """Name a dot with a line to it, if there is room, and add the name to what is taken.
+def name_dot(ax: Axes, text: str, where: Point, at: Point, radius: float, labels: Labels) -> bool:
+    """Name a dot with a line to it; return whether there was room.
 
     Args:
         ax: where it is drawn.
         text: the name.
         where: the dot's place in the axes' units.
-        at: the same in points, as `paper` and `taken` are.
+        at: the same in points, as those of `labels`.
         radius: of the dot.
-        paper: see `beside`.
-        taken: see `beside`.
+        labels: what there is already.
     """
-    box = beside(at, radius, (text_width(text, SIZE) + 3, 1.35 * SIZE), paper, taken)
+    box = labels.place(at, radius, (text_width(text, SIZE) + 3, 1.35 * SIZE))
     if box is None:
-        return
-    taken.append(box)
-    side = 0.0 if box.left > at[0] else 1.0 if box.right < at[0] else 0.5
-    level = 0.0 if box.bottom > at[1] else 1.0 if box.top < at[1] else 0.5
+        return False
+    corner = box.corner(at)
+    sides = ((corner[0] - box.left) / (box.right - box.left),
+             (corner[1] - box.bottom) / (box.top - box.bottom))  # fmt: skip
     line: dict[str, Any] = {
-        "arrowstyle": "-", "lw": 0.5, "color": FAINT, "relpos": (side, level), "shrinkA": 0,
-        "shrinkB": 0,
+        "arrowstyle": "-", "lw": 0.5, "color": FAINT, "relpos": sides, "shrinkA": 0, "shrinkB": 0,
     }  # fmt: skip
     ax.annotate(
         text, where, (box.left + 1.5 - at[0], box.bottom + 1.5 - at[1]), size=SIZE, ha="left",
         textcoords="offset points", va="bottom", gid="label", zorder=4, arrowprops=line,
     )  # fmt: skip
+    return True
 
 
 def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:

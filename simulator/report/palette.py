@@ -59,6 +59,16 @@ COLOURS = {
     "transform": "#e8a06b",
     "pin": "#a6c48a",
     "copy": "#5d4037",
+    # What holds a step back, of work and of all of it; kinds of communication are above
+    "compute": "#26356f",
+    "memory": "#f2a7a0",
+    "launch": "#474747",
+    "work": "#4a5568",
+    "exposed": "#c2255c",
+    "bubble": "#a8a8a8",
+    # Steps under jitter
+    "samples": "#9fb4cc",
+    "gain": "#1f6f78",
     # Idle: grey, the lighter the less there is to see in it
     "fill": "#ececec",
     "stall": "#c2c2c2",
@@ -88,6 +98,8 @@ HATCHES = {
     "data": "..",
     "save": "..",
     "log": "--",
+    "exposed": "xxxx",
+    "bubble": "----",
     "fill": "....",
     "stall": "----",
     "drain": "||||",
@@ -101,7 +113,7 @@ HATCHES = {
 
 HATCHED_WHITE = (
     "tp", "pp", "dp", "cp", "ep", "tied", "offload", "data", "save", "log",
-    "gradients",
+    "exposed", "gradients",
 )  # fmt: skip
 
 SERIES = (

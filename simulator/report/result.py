@@ -307,6 +307,16 @@ class Result:
             return range(self.tiled.num_ranks)
         return self.stage_ranks.tolist() if isinstance(ranks, str) else ranks
 
+    def save_html(self, path: str | Path) -> None:
+        """Write the report as one page that any browser opens offline, with a timeline to explore.
+
+        Args:
+            path: a file whose name ends in ``.html``.
+        """
+        from simulator.report.html import save_html
+
+        save_html(self, path)
+
     @property
     def plot(self) -> Plots:
         """Figures of this result: ``result.plot.pipeline("pipeline.png")``."""

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from simulator.report import palette
 from simulator.report.breakdown import WORK
-from simulator.report.labels import SIZE, Box, along, apart, name_dot
+from simulator.report.labels import SIZE, Box, Labels, along, apart, name_dot
 from simulator.report.palette import COLOURS, INK, text_width
 from simulator.report.roofline import Point, Roofline, roofline
 from simulator.units import format_rate
@@ -32,18 +32,24 @@ NEAR = 0.13
 LABELLED = 0.01
 """Share of the time of kernels from which an operator has a label."""
 
-NAMES_SHOWN = 2
+NAMES_SHOWN = (2, 1)
+"""Operators that a label names; fewer where there is no room for more."""
 
 
 class Mark(NamedTuple):
     """Operators that are drawn as one."""
 
-    label: str
+    names: tuple[str, ...]
     category: str
     intensity: float
     rate: float
     share: float
     """Of the time of all kernels."""
+
+    def label(self, most: int) -> str:
+        """Return its first names and its share."""
+        more = f" + {len(self.names) - most}" if len(self.names) > most else ""
+        return f"{', '.join(self.names[:most])}{more}: {self.share:.0%}"
 
 
 def roofline_figure(result: Result, path: str | Path | None = None) -> Figure:
@@ -70,8 +76,7 @@ def roofline_figure(result: Result, path: str | Path | None = None) -> Figure:
             right=0.2 + max(text_width(name, SIZE) for name, _ in _roof_names(drawn)) / 72,
         )  # fmt: skip
         _axes(ax, drawn, marks)
-        taken = _draw_roofs(ax, drawn)
-        _draw_marks(ax, marks, taken)
+        _draw_marks(ax, marks, _draw_roofs(ax, drawn))
     return palette.save(figure, path)
 
 
@@ -98,10 +103,8 @@ def _mark(group: Sequence[Point], total: float) -> Mark:
     flops, moved, seconds = (
         sum(getattr(p, name) for p in group) for name in ("flops", "bytes", "seconds")
     )
-    names = [p.name for p in group]
-    more = f" + {len(names) - NAMES_SHOWN}" if len(names) > NAMES_SHOWN else ""
-    label = f"{', '.join(names[:NAMES_SHOWN])}{more}: {seconds / total:.0%}"
-    return Mark(label, group[0].category, flops / moved, flops / seconds, seconds / total)
+    names = tuple(p.name for p in group)
+    return Mark(names, group[0].category, flops / moved, flops / seconds, seconds / total)
 
 
 def _titles(result: Result, drawn: Roofline) -> list[str]:
@@ -136,7 +139,7 @@ def _axes(ax: Axes, drawn: Roofline, marks: Sequence[Mark]) -> None:
     slow = min(mark.rate for mark in marks)
     ax.set(
         xscale="log", yscale="log",
-        xlim=(low / 2.5, high * 6), ylim=(slow / 3, drawn.roofs[0].peak * 2.2),
+        xlim=(low / 2.5, high * 30), ylim=(slow / 3, drawn.roofs[0].peak * 3.5),
         xlabel="arithmetic intensity (FLOPs a byte of device memory)",
     )  # fmt: skip
     ax.set_title("attained FLOP/s", loc="left", fontsize=9, pad=3)
@@ -148,8 +151,8 @@ def _axes(ax: Axes, drawn: Roofline, marks: Sequence[Mark]) -> None:
     ax.set_axisbelow(True)
 
 
-def _draw_roofs(ax: Axes, drawn: Roofline) -> list[Box]:
-    """Draw the roofs and name them right of the axes; return the paper that they take."""
+def _draw_roofs(ax: Axes, drawn: Roofline) -> Labels:
+    """Draw the roofs and name them right of the axes; return the paper, with what they take."""
     (x0, x1), device = ax.get_xlim(), drawn.device
     taken: list[Box] = []
     for of, rate, look in (
@@ -183,7 +186,8 @@ def _draw_roofs(ax: Axes, drawn: Roofline) -> list[Box]:
     long, up = text_width(text, SIZE), 3 + SIZE / 2
     first = (a[0] - up * math.sin(angle), a[1] + up * math.cos(angle))
     last = (first[0] + long * math.cos(angle), first[1] + long * math.sin(angle))
-    return [*taken, *along(first, last, 1.3 * SIZE)]
+    paper = Box(2, 2, 72 * ROOM - 2, 72 * TALL - 2)
+    return Labels(paper, taken, [], list(along(first, last, 1.3 * SIZE)))
 
 
 def _roof_names(drawn: Roofline) -> list[tuple[str, float]]:
@@ -210,16 +214,15 @@ def _radius(mark: Mark) -> float:
     return max(2.0, 15.0 * math.sqrt(mark.share))
 
 
-def _draw_marks(ax: Axes, marks: Sequence[Mark], taken: list[Box]) -> None:
+def _draw_marks(ax: Axes, marks: Sequence[Mark], labels: Labels) -> None:
     """Draw dots, and labels where they hide nothing, with a line to their dot."""
-    paper = Box(2, 2, 72 * ROOM - 2, 72 * TALL - 2)
     at = [_paper(ax, mark.intensity, mark.rate) for mark in marks]
     for mark, (x, y) in zip(marks, at, strict=True):
         r = _radius(mark)
-        taken.append(Box(x - r, y - r, x + r, y + r))
+        labels.dots.append(Box(x - r, y - r, x + r, y + r))
         ax.plot([mark.intensity], [mark.rate], ls="", marker="o", ms=2 * r, mec=INK, mew=0.4,
                 color=COLOURS[mark.category], alpha=0.9, zorder=3, gid=mark.category)  # fmt: skip
     for mark, place in zip(marks, at, strict=True):
         if mark.share >= LABELLED:
-            where = (mark.intensity, mark.rate)
-            name_dot(ax, mark.label, where, place, _radius(mark), paper, taken)
+            dot = ((mark.intensity, mark.rate), place, _radius(mark), labels)
+            any(name_dot(ax, mark.label(most), *dot) for most in NAMES_SHOWN)  # as long as fits

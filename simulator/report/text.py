@@ -52,7 +52,7 @@ def result_text(result: Result) -> str:
     if result.scenario is None:
         return bare_text(result) + notes
     lines = [
-        *_headline(result.scenario),
+        *headline(result.scenario),
         *_numbers(result, result.scenario, result.summary),
         *host_lines(result, result.scenario),
         *data_lines(result, result.scenario),
@@ -70,7 +70,8 @@ def result_text(result: Result) -> str:
     return "\n".join(lines) + notes
 
 
-def _headline(s: Scenario) -> list[str]:
+def headline(s: Scenario) -> list[str]:
+    """Return what was simulated: a name, then lines of a label and what stands for it."""
     plan, run, cluster = s.plan, s.run, s.cluster
     chunks = f" x {plan.chunks} chunks" if plan.chunks > 1 else ""
     inner = f"cp {plan.cp} x " if plan.cp > 1 else ""

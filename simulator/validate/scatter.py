@@ -18,11 +18,10 @@ from simulator.validate.published import Report
 BAND = 0.10
 """Half the width of the grey band, as a share of the measured value."""
 
-HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#1a1a1a")
-"""Okabe and Ito's (2008), yellow left out: it is lost on white."""
+HUES = (*(colour for colour, _ in palette.SERIES), palette.INK)
 
 MARKERS = "os^Dv"
-"""The next one each time the hues have been used up."""
+"""The next one for each hue, and another for the same hue."""
 
 PANELS = {"s": ("seconds of a step", 4.6), "GiB": ("GiB of a GPU", 3.0)}
 """What the axes of each unit show, and the panel's height in inches."""
@@ -58,8 +57,8 @@ def published_figure(reports: Sequence[Report], path: str | Path | None = None) 
 def _look(number: int) -> dict[str, Any]:
     shape, hue = divmod(number, len(HUES))
     return {
-        "color": HUES[hue], "marker": MARKERS[shape % len(MARKERS)], "ls": "none", "ms": 3.5,
-        "alpha": 0.6, "mew": 0,
+        "color": HUES[hue], "marker": MARKERS[(hue + shape) % len(MARKERS)], "ls": "none",
+        "ms": 3.8, "alpha": 0.6, "mew": 0,
     }  # fmt: skip
 
 

@@ -63,26 +63,34 @@ class Clocks(NamedTuple):
 
 
 def aligned(ranks: Sequence[RankOps], calls: Matched) -> Clocks:
-    """Return how far the clock of each rank is off that of the first."""
-    ends = _ends(ranks, calls)
+    """Return how far the clock of each rank is off that of the first.
+
+    Messages are asked only where no collective reaches a rank that is aligned already.
+    """
+    ends, slack = _ends(ranks, calls), _slack(ranks, calls)
     offset = np.zeros(len(ranks), np.int64)
     done = np.arange(len(ranks)) == 0
-    by_collectives, spread = 0, 0.0
+    by_collectives, by_messages, spread = 0, 0, 0.0
     while not done.all():
         shared = ~(np.isnan(ends) | np.isnan(ends[:, done]).all(axis=1, keepdims=True))
         count = np.where(done, 0, shared.sum(axis=0))
         rank = int(np.argmax(count))
-        if not count[rank]:
-            break
-        rows = shared[:, rank]
-        known = ends[rows][:, done] - offset[done]
-        difference = ends[rows, rank] - np.nanmean(known, axis=1)
-        offset[rank] = round(float(np.median(difference)))
-        low, high = np.quantile(difference, [0.25, 0.75])
-        spread = max(spread, float(high - low) / 2 * NANO)
+        if count[rank]:
+            rows = shared[:, rank]
+            known = ends[rows][:, done] - offset[done]
+            difference = ends[rows, rank] - np.nanmean(known, axis=1)
+            offset[rank] = round(float(np.median(difference)))
+            low, high = np.quantile(difference, [0.25, 0.75])
+            spread = max(spread, float(high - low) / 2 * NANO)
+            by_collectives += 1
+        else:
+            pair = next(((a, b) for a, b in sorted(slack) if done[a] != done[b]), None)
+            if pair is None:
+                break
+            known_rank, rank = pair if done[pair[0]] else pair[::-1]
+            offset[rank] = _within(slack, known_rank, rank, int(offset[known_rank]))
+            by_messages += 1
         done[rank] = True
-        by_collectives += 1
-    by_messages = _by_messages(ranks, calls, offset, done)
     return Clocks(offset, by_collectives, by_messages, spread, len(ends))
 
 
@@ -101,31 +109,26 @@ def _ends(ranks: Sequence[RankOps], calls: Matched) -> npt.NDArray[np.float64]:
     return np.array(rows).reshape(-1, len(ranks))
 
 
-def _by_messages(
-    ranks: Sequence[RankOps], calls: Matched, offset: Int64, done: npt.NDArray[np.bool_]
-) -> int:
-    """Move the clocks of ranks that only messages join; return how many these bound."""
+def _slack(ranks: Sequence[RankOps], calls: Matched) -> dict[tuple[int, int], int]:
+    """Return the least time from sending to arrival between two ranks, each by its own clock."""
     slack: dict[tuple[int, int], int] = {}
     for members, message in zip(calls.members, calls.is_message, strict=True):
         if message:
             (a, i), (b, j) = sorted(members, key=lambda m: _is_receive(ranks, m))
             late = int(ranks[b].end[j] - ranks[a].start[i])
             slack[a, b] = min(slack.get((a, b), late), late)
-    bounded = 0
-    while True:
-        pair = next(((a, b) for a, b in sorted(slack) if done[a] != done[b]), None)
-        if pair is None:
-            return bounded
-        known, rank = pair if done[pair[0]] else pair[::-1]
-        there, back = slack.get((known, rank)), slack.get((rank, known))
-        # The rank's clock may be ahead by at most `there`, behind by at most `back`.
-        high = np.inf if there is None else there + offset[known]
-        low = -np.inf if back is None else offset[known] - back
-        if not low <= 0 <= high:
-            middle = (low + high) / 2
-            offset[rank] = round(middle if np.isfinite(middle) else low if low > 0 else high)
-        done[rank] = True
-        bounded += 1
+    return slack
+
+
+def _within(slack: dict[tuple[int, int], int], known: int, rank: int, offset: int) -> int:
+    """Return how far a rank's clock is ahead, by its messages with one that is `offset` ahead."""
+    there, back = slack.get((known, rank)), slack.get((rank, known))
+    high = np.inf if there is None else there + offset
+    low = -np.inf if back is None else offset - back
+    if low <= offset <= high:  # as good as the other's
+        return offset
+    middle = (low + high) / 2
+    return round(middle if np.isfinite(middle) else low if low > offset else high)
 
 
 def _is_receive(ranks: Sequence[RankOps], member: tuple[int, int]) -> bool:

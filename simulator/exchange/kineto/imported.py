@@ -8,7 +8,9 @@ clocks of ranks follow from them (`clocks`), and all ops become rows of a Progra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import numpy.typing as npt
 
 from simulator.errors import DescriptionError
 from simulator.exchange.kineto.assemble import Assembled, assemble
-from simulator.exchange.kineto.calls import check_axes
+from simulator.exchange.kineto.calls import Call, check_axes
 from simulator.exchange.kineto.clocks import Clocks, aligned
 from simulator.exchange.kineto.events import Int64
 from simulator.exchange.kineto.files import Document, find, read
@@ -66,11 +68,10 @@ def read_kineto(
     axes = axes or {}
     check_axes(axes)
     files = find([paths] if isinstance(paths, str | Path) else paths)
-    documents = [read(path) for path in files]
-    numbered = _by_rank(documents)
-    every = [rank_ops(document, rank, axes) for rank, document in numbered]
-    notes = _missing(numbered)
-    steps, ranks = _kept(every, notes)
+    with _without_collection():
+        numbered = _by_rank(files, axes)
+    notes = _missing([(ops.rank, document) for document, ops in numbered])
+    steps, ranks = _kept([ops for _, ops in numbered], notes)
     if not sum(len(ops.names) for ops in ranks):
         raise DescriptionError(
             f"{_named(files)} no kernels, no operators and no ranges that name actions; record "
@@ -106,31 +107,46 @@ def _named(files: Sequence[Path]) -> str:
     return f"{str(files[0])!r} holds" if len(files) == 1 else f"the {len(files)} files hold"
 
 
-def _by_rank(documents: Sequence[Document]) -> list[tuple[int, Document]]:
-    """Return documents with their ranks, in order.
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keep the garbage collector from looking through all events again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _by_rank(files: Sequence[Path], axes: Mapping[str, str]) -> list[tuple[Document, RankOps]]:
+    """Return what each rank did and what its file says of itself, in the order of ranks.
+
+    The events of a file are dropped before the next one is read.
 
     Raises:
-        DescriptionError: when a rank cannot be told, or two files are of one.
+        DescriptionError: when a file is no trace, a rank cannot be told, or two files are of one.
     """
-    found: dict[int, Document] = {}
+    found: dict[int, tuple[Document, RankOps]] = {}
     problems = []
-    for document in documents:
-        rank = 0 if document.rank is None and len(documents) == 1 else document.rank
+    for path in files:
+        document = read(path)
+        rank = 0 if document.rank is None and len(files) == 1 else document.rank
         if rank is None:
             problems.append(
-                f"{str(document.path)!r} does not say its rank: it has no distributedInfo; "
+                f"{str(path)!r} does not say its rank: it has no distributedInfo; "
                 "let its name say it, as trace-rank3.json"
             )
         elif rank in found:
             problems.append(
-                f"{str(found[rank].path)!r} and {str(document.path)!r} are both of rank {rank}; "
+                f"{str(found[rank][0].path)!r} and {str(path)!r} are both of rank {rank}; "
                 "give one file a rank"
             )
         else:
-            found[rank] = document
+            found[rank] = document._replace(events=[]), rank_ops(document, rank, axes)
     if problems:
         raise DescriptionError(problems)
-    return sorted(found.items())
+    return [found[rank] for rank in sorted(found)]
 
 
 def _missing(numbered: Sequence[tuple[int, Document]]) -> list[str]:
@@ -199,6 +215,19 @@ def _origin(ranks: Sequence[RankOps], steps: Sequence[int], offset: Int64) -> in
     return int(min([*first, *ops]))
 
 
+def _group_notes(calls: Sequence[Call]) -> list[str]:
+    """Say which groups count as which axis."""
+    names: dict[tuple[str, int], dict[str, None]] = {}
+    for call in calls:
+        if call.group:
+            names.setdefault((call.axis, len(call.ranks)), {})[call.group] = None
+    parts = []
+    for (axis, size), some in sorted(names.items()):
+        shown = ", ".join(repr(name) for name in list(some)[:3]) + ", ..." * (len(some) > 3)
+        parts.append(f"{shown}{f' of {size} ranks' * (size > 0)} as {axis}")
+    return [f"groups count: {'; '.join(parts)}"] if parts else []
+
+
 def _notes(ranks: Sequence[RankOps], calls: Matched, found: Assembled) -> list[str]:
     """Say what was taken for what."""
     said: dict[str, list[int]] = {}
@@ -209,20 +238,15 @@ def _notes(ranks: Sequence[RankOps], calls: Matched, found: Assembled) -> list[s
         note if len(some) == len(ranks) else f"rank {', '.join(map(str, some))}: {note}"
         for note, some in said.items()
     ]
-    joint = [(c, ops) for ops in ranks for c in ops.calls if c is not None]
-    groups = dict.fromkeys((c.group, c.axis, len(c.ranks)) for c, _ in joint if c.group)
-    if groups:
-        notes.append("groups: " + ", ".join(
-            f"{name!r}{f' of {size} ranks' * (size > 0)} counts as {axis}"
-            for name, axis, size in groups
-        ))  # fmt: skip
+    joint = [c for ops in ranks for c in ops.calls if c is not None]
+    notes += _group_notes(joint)
     if calls.alone and len(ranks) > 1:
         unknown = f", {calls.groupless} of them of no known group" * (calls.groupless > 0)
         notes.append(
             f"{calls.alone} calls match none of another rank{unknown}: they count as transfer from "
             "their start"
         )
-    if any(c.bytes == 0 and c.operation != "barrier" for c, _ in joint):
+    if any(c.bytes == 0 and c.operation != "barrier" for c in joint):
         notes.append("calls whose size no trace states have 0 bytes, and no bandwidth")
     if not any(len(ops.steps) for ops in ranks):
         notes.append("no ProfilerStep: steps follow from repeated actions, or all is one step")

@@ -19,7 +19,7 @@ from simulator.explore.sweep.point import SAMPLES
 from simulator.explore.sweep.row import OK, Row
 from simulator.explore.sweep.swept import Swept
 from simulator.report import palette
-from simulator.report.labels import Box, along, name_dot
+from simulator.report.labels import Box, Labels, along, name_dot
 from simulator.report.palette import INK, SERIES
 from simulator.units import format_count
 
@@ -113,8 +113,10 @@ def cost_figure(swept: Swept, path: str | Path | None = None) -> Figure:
             ROOM, [TALL], titles=titles, handles=handles, labels=["$1,000,000"]
         )
         unit = _axes(ax, points)
-        taken = _draw(ax, groups, best, unit)
-        _name_front(ax, best, names, unit, taken)
+        labels = _draw(ax, groups, best, unit)
+        for point in best:
+            where = (point.seconds / unit, point.usd)
+            name_dot(ax, label(point.row, names), where, _paper(ax, where), 3.0, labels)
     return palette.save(figure, path)
 
 
@@ -151,23 +153,21 @@ def _axes(ax: Axes, points: Sequence[Priced]) -> float:
     return unit
 
 
-def _draw(
-    ax: Axes, groups: dict[str, list[Priced]], best: Sequence[Priced], unit: float
-) -> list[Box]:
-    """Draw all points and the front; return the paper that they take."""
-    taken: list[Box] = []
+def _draw(ax: Axes, groups: dict[str, list[Priced]], best: Sequence[Priced], unit: float) -> Labels:
+    """Draw all points and the front; return the paper, with what they take."""
+    labels = Labels(Box(2, 2, 72 * ROOM - 2, 72 * TALL - 2), [], [])
     for (group, members), (colour, marker) in zip(groups.items(), SERIES, strict=False):
         places = [(p.seconds / unit, p.usd) for p in members]
         ax.plot(*zip(*places, strict=True), ls="", marker=marker, ms=5, color=colour, mec="white",
                 mew=0.4, zorder=3, gid=group or "points")  # fmt: skip
         for x, y in (_paper(ax, place) for place in places):
-            taken.append(Box(x - 3, y - 3, x + 3, y + 3))
+            labels.dots.append(Box(x - 3, y - 3, x + 3, y + 3))
     places = [(p.seconds / unit, p.usd) for p in best]
     ax.plot(*zip(*places, strict=True), color=INK, lw=1.1, drawstyle="steps-post", zorder=2,
             gid="front")  # fmt: skip
     for a, b in pairwise(_paper(ax, place) for place in places):
-        taken += [*along(a, (b[0], a[1]), 2.0), *along((b[0], a[1]), b, 2.0)]
-    return taken
+        labels.taken += [*along(a, (b[0], a[1]), 2.0), *along((b[0], a[1]), b, 2.0)]
+    return labels
 
 
 def _paper(ax: Axes, place: tuple[float, float]) -> tuple[float, float]:
@@ -175,13 +175,3 @@ def _paper(ax: Axes, place: tuple[float, float]) -> tuple[float, float]:
     pixels = ax.transData.transform(place) - ax.get_window_extent().p0
     x, y = (72 * float(value) / ax.figure.dpi for value in pixels)
     return x, y
-
-
-def _name_front(
-    ax: Axes, best: Sequence[Priced], names: Sequence[str], unit: float, taken: list[Box]
-) -> None:
-    """Name the points of the front where there is room, with a line to each."""
-    paper = Box(2, 2, 72 * ROOM - 2, 72 * TALL - 2)
-    for point in best:
-        where = (point.seconds / unit, point.usd)
-        name_dot(ax, label(point.row, names), where, _paper(ax, where), 3.0, paper, taken)
