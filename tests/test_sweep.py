@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import threading
 from concurrent.futures import Future
 from itertools import pairwise
 
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 import simulator as sim
 from simulator.describe.change import changed
-from simulator.errors import DescriptionError
-from simulator.explore.sweep import workers
+from simulator.errors import DescriptionError, TrainsimError
+from simulator.explore.sweep import pools, workers
 from simulator.explore.sweep.grid import Grid, axis, read_rows, zipped
 from simulator.explore.sweep.journal import HEAD, Journal
 from simulator.explore.sweep.point import point, resolver
@@ -336,6 +337,25 @@ def test_the_task_that_kills_its_worker_is_a_row_and_all_others_arrive():
     failed = [r for r in found if r.row["status"] == "failed"]
     assert [(r.key, r.row["reason"], r.is_final) for r in failed] == [("bad", workers.DIED, False)]
     assert pool.renewed >= 2
+
+
+@pytest.mark.parametrize(("name", "is_heard"), [(pools.HANDS_OUT, True), ("another", False)])
+def test_when_no_work_is_handed_out_any_more_a_sweep_ends_and_says_so(name, is_heard, monkeypatch):
+    others = []
+    monkeypatch.setattr(threading, "excepthook", others.append)
+    pool = pools.Local(1)
+    try:
+        thread = threading.Thread(target=lambda: {}["lost"], name=name)
+        thread.start()
+        thread.join()
+        if is_heard:
+            with pytest.raises(TrainsimError, match=r"no work is handed out any more \(KeyError"):
+                pool.check()
+        else:
+            pool.check()
+        assert len(others) == (0 if is_heard else 1)
+    finally:
+        pool.close(now=True)
 
 
 def test_the_command_writes_rows_and_says_why_some_are_refused(trainsim):

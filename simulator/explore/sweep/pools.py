@@ -75,6 +75,10 @@ def simulate_chunk(version: str, chunk: Chunk) -> Answer:
     return time.perf_counter() - begin, records
 
 
+HANDS_OUT = "ExecutorManagerThread"
+"""The thread of loky that hands out chunks and takes in rows."""
+
+
 class Local:
     """Processes of this machine, by joblib's loky."""
 
@@ -82,7 +86,16 @@ class Local:
         from joblib.externals.loky.process_executor import BrokenProcessPool
 
         self.lost: tuple[type[BaseException], ...] = (BrokenProcessPool,)
+        self._fault: BaseException | None = None
+        self._before, threading.excepthook = threading.excepthook, self._heard
         self._workers, self._executor = workers, _processes(workers)
+
+    def _heard(self, ended: threading.ExceptHookArgs) -> None:
+        """Keep what ended loky's thread, which Ctrl-C may; it is no traceback for anybody."""
+        if ended.thread is not None and ended.thread.name == HANDS_OUT:
+            self._fault = ended.exc_value or ended.exc_type()
+        else:
+            self._before(ended)
 
     def width(self) -> int:
         """Return the number of processes."""
@@ -95,15 +108,22 @@ class Local:
 
     def renew(self) -> None:
         """Start all processes anew: the death of one ends the work of all."""
-        self.close(now=True)
+        self._executor.shutdown(wait=True, kill_workers=True)
         self._executor = _processes(self._workers)
 
     def check(self) -> None:
-        """Do nothing: a process that dies is noticed at once."""
+        """Look whether chunks are still handed out; a process that dies is noticed at once.
+
+        Raises:
+            TrainsimError: when they are not.
+        """
+        if self._fault is not None:
+            raise TrainsimError(f"no work is handed out any more ({self._fault!r}); {RESUME}")
 
     def close(self, *, now: bool) -> None:
         """End the processes."""
         self._executor.shutdown(wait=True, kill_workers=now)
+        threading.excepthook = self._before
 
 
 def _processes(workers: int) -> Any:

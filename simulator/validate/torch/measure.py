@@ -30,7 +30,7 @@ SIZES = tuple(4**k for k in range(5, 13))
 
 
 OTHER = 2**23
-"""Bytes that are touched between two messages."""
+"""Bytes that are touched between two messages, and before a sum."""
 
 
 def actions(
@@ -191,22 +191,31 @@ def peer_sums(ex: Executor, sizes: list[int]) -> list[dict[str, float]]:
 
 
 def _all_reduces(ex: Executor, ranks: tuple[int, ...], sizes: set[int]) -> list[dict[str, float]]:
-    """Return the time of all-reduces over some ranks, of the sizes that any rank names."""
+    """Return the time of all-reduces over some ranks, of the sizes that any rank names.
+
+    As in a step each follows work, with caches that hold something else and threads of gloo that
+    sleep; it counts from the arrival of the last rank, by the clock of the host they share.
+    """
     if len(ranks) == 1:
         return []
     group = ex.groups.sums[ranks]
     every: list[Any] = [None] * ex.job.world_size
     dist.all_gather_object(every, sorted(sizes))
     out = []
+    other = torch.zeros(OTHER // ELEMENT, device=ex.here)
     for size in sorted({size for part in every for size in part}):
         data = torch.zeros(size // ELEMENT, device=ex.here)
-        spent = []
+        begins, ends = [], []
         for _ in range(WARMING + ROUNDS):
-            dist.barrier(group)
-            begin = time.perf_counter_ns()
+            other.add_(1.0)
+            ex.device.settle()
+            begins.append(time.perf_counter_ns())
             dist.all_reduce(data, group=group)
             ex.device.settle()
-            spent.append((time.perf_counter_ns() - begin) * 1e-9)
-        seconds = statistics.median(spent[WARMING:])
+            ends.append(time.perf_counter_ns())
+        arrivals: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(arrivals, begins, group=group)
+        spent = [end - max(each) for end, *each in zip(ends, *arrivals, strict=True)]
+        seconds = statistics.median(spent[WARMING:]) * 1e-9
         out.append({"bytes": size, "ranks": len(ranks), "seconds": seconds})
     return out
