@@ -26,13 +26,13 @@ from simulator.exchange.chakra.nodes import (
     encode,
     encode_file,
 )
-from simulator.exchange.chakra.wire import framed, read_varint, signed, text, varint
 from simulator.hardware import price
 from simulator.hardware.placement import devices
 from simulator.lower import lower
 from simulator.program import NONE
 from simulator.report.measured import overlap
 from simulator.report.replayed import replayed
+from simulator.wire import framed, read_varint, signed, text, varint
 
 MICRO = 10**6
 """Ticks of a microsecond."""

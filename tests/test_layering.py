@@ -12,7 +12,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Leftmost first: a module may import from its own layer and from those before it.
 LAYERS = (
-    ("units", "errors"),
+    ("units", "errors", "wire"),
     ("budget", "pool"),
     ("kernels",),
     ("program", "timeline", "files"),

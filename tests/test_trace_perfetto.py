@@ -21,6 +21,7 @@ from simulator.report import trace_perfetto, wire
 from simulator.report.result import Result
 from simulator.report.trace import write_trace
 from simulator.timeline import Timeline
+from simulator.wire import FIXED64, TEXT, VARINT, tag
 
 pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
@@ -223,12 +224,12 @@ def test_more_slices_than_are_encoded_together_are_all_written(
 def test_numbers_are_encoded_as_protobuf_does(values: list[int], data: st.DataObject) -> None:
     some = data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values)))
     column, there = np.array(values, np.int64), np.array(some)
-    event = wire.Message(wire.tag(11, wire.MESSAGE), [
-        wire.Constant(wire.tag(9, wire.VARINT) + b"\x01"),
-        wire.Number(wire.tag(11, wire.VARINT), column, there),
-        wire.Fixed(wire.tag(47, wire.FIXED64), column, ~there),
+    event = wire.Message(tag(11, TEXT), [
+        wire.Constant(tag(9, VARINT) + b"\x01"),
+        wire.Number(tag(11, VARINT), column, there),
+        wire.Fixed(tag(47, FIXED64), column, ~there),
     ])  # fmt: skip
-    packet = wire.Message(wire.tag(1, wire.MESSAGE), [event])
+    packet = wire.Message(tag(1, TEXT), [event])
     trace = pb.Trace()
     trace.ParseFromString(wire.encoded(len(values), packet).tobytes())
     for p, value, is_there in zip(trace.packet, values, some, strict=True):

@@ -17,44 +17,32 @@ import numpy as np
 from simulator.program import NONE, Int64
 from simulator.report.trace_columns import LABELS, Coded, Counter, Slices, Trace
 from simulator.report.trace_json import nanoseconds
-from simulator.report.wire import (
-    FIXED64,
-    MESSAGE,
-    VARINT,
-    Bytes,
-    Constant,
-    Field,
-    Fixed,
-    Message,
-    Number,
-    delimited,
-    encoded,
-    tag,
-    varint,
-)
+from simulator.report.wire import Bytes, Constant, Field, Fixed, Message, Number, encoded
+from simulator.wire import FIXED64, TEXT, VARINT, tag, varint
+from simulator.wire import text as field_of
 
 ROWS = 100_000
 """Slices that are encoded together: what they take in memory does not grow with the trace."""
 
-PACKET = tag(1, MESSAGE)  # of Trace
+PACKET = tag(1, TEXT)  # of Trace
 TIMESTAMP = tag(8, VARINT)  # of TracePacket
 SEQUENCE = tag(10, VARINT) + varint(1)
-TRACK_EVENT = tag(11, MESSAGE)
+TRACK_EVENT = tag(11, TEXT)
 FIRST = tag(13, VARINT) + varint(1)  # sequence_flags: what was interned before is forgotten
 INTERNED = tag(13, VARINT) + varint(2)  # sequence_flags: what is interned is needed
 BEGIN, END, COUNT = (tag(9, VARINT) + varint(kind) for kind in (1, 2, 4))  # of TrackEvent
 TRACK = tag(11, VARINT)
 CATEGORY, NAME = tag(3, VARINT), tag(10, VARINT)
-ANNOTATION = tag(4, MESSAGE)
+ANNOTATION = tag(4, TEXT)
 SENDS, RECEIVES = tag(47, FIXED64), tag(48, FIXED64)
 INTEGER, REAL = tag(30, VARINT), tag(44, FIXED64)
-WHOLE, TEXT = tag(4, VARINT), tag(17, VARINT)  # of DebugAnnotation: int_value, string_value_iid
+WHOLE, WORD = tag(4, VARINT), tag(17, VARINT)  # of DebugAnnotation: int_value, string_value_iid
 EXPLICIT = tag(11, VARINT) + varint(3)  # of TrackDescriptor: children in the order of their ranks
 
 _UNITS = {
     "bytes": tag(3, VARINT) + varint(3),
     "count": tag(3, VARINT) + varint(2),
-    "%": delimited(6, b"%"),
+    "%": field_of(6, b"%"),
 }
 """Fields of a CounterDescriptor by unit."""
 
@@ -89,27 +77,27 @@ def _head(trace: Trace) -> Iterator[bytes]:
         (3, _numbered(_ARGUMENTS)), (29, _numbered([*s.cost.texts, *s.group.texts])),
     )  # fmt: skip
     interned = b"".join(_table(field, numbers) for field, numbers in tables)
-    yield _packet(SEQUENCE + FIRST + delimited(12, interned))
+    yield _packet(SEQUENCE + FIRST + field_of(12, interned))
     width = len(str(max(trace.processes, default=0)))
     for pid, name in trace.processes.items():
         # Outermost tracks stand in the order of their names, whatever they are told.
         padded = name.replace(f"rank {pid}", f"rank {pid:0{width}}", 1)
-        yield _track(_process(trace, pid), EXPLICIT + delimited(2, padded.encode()))
+        yield _track(_process(trace, pid), EXPLICIT + field_of(2, padded.encode()))
     ranks, tracks = trace.threads
     numbers = _uuid(trace, ranks, tracks).tolist()
     for pid, uuid, k in zip(ranks.tolist(), numbers, tracks.tolist(), strict=True):
         if uuid != _process(trace, pid):
-            stream = delimited(2, trace.tracks[k].encode())
+            stream = field_of(2, trace.tracks[k].encode())
             yield _track(uuid, _parent(trace, pid) + stream + _rank(k))
     for number, counter in enumerate(trace.counters):
-        body = _parent(trace, counter.process) + delimited(2, counter.name.encode())
-        body += delimited(8, _UNITS[counter.unit]) + _rank(len(trace.tracks) + number)
+        body = _parent(trace, counter.process) + field_of(2, counter.name.encode())
+        body += field_of(8, _UNITS[counter.unit]) + _rank(len(trace.tracks) + number)
         yield _track(_counter_track(trace, number), body)
 
 
 def _table(field: int, numbers: Mapping[str, int]) -> bytes:
     return b"".join(
-        delimited(field, tag(1, VARINT) + varint(number) + delimited(2, text.encode()))
+        field_of(field, tag(1, VARINT) + varint(number) + field_of(2, text.encode()))
         for text, number in numbers.items()
     )
 
@@ -119,7 +107,7 @@ def _packet(body: bytes) -> bytes:
 
 
 def _track(uuid: int, body: bytes) -> bytes:
-    return _packet(SEQUENCE + delimited(60, tag(1, VARINT) + varint(uuid) + body))
+    return _packet(SEQUENCE + field_of(60, tag(1, VARINT) + varint(uuid) + body))
 
 
 def _rank(order: int) -> bytes:
@@ -177,9 +165,9 @@ def _arguments(s: Slices, texts: Mapping[str, int]) -> Iterator[Field]:
     columns: dict[str, tuple[Int64, bytes]] = {
         name: (column, WHOLE) for name, column in s.labels.items()
     }
-    columns["cost"] = _text_codes(s.cost, texts), TEXT
+    columns["cost"] = _text_codes(s.cost, texts), WORD
     columns["bytes"] = np.round(s.bytes).astype(np.int64), WHOLE
-    columns["group"] = _text_codes(s.group, texts), TEXT
+    columns["group"] = _text_codes(s.group, texts), WORD
     wait = s.wait
     columns["wait_ns"] = np.where(wait == NONE, NONE, nanoseconds(wait)), WHOLE
     for number, name in enumerate(_ARGUMENTS, 1):

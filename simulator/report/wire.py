@@ -18,31 +18,8 @@ Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
-VARINT, FIXED64, MESSAGE = 0, 1, 2
-"""Wire types."""
-
 Column: TypeAlias = tuple[Bytes | int, Bools | bool]
 """A byte of each row, or the same of all, and which rows have it."""
-
-
-def tag(field: int, wire_type: int) -> bytes:
-    """Return the bytes that begin a field of a number."""
-    return varint(field << 3 | wire_type)
-
-
-def varint(value: int) -> bytes:
-    """Return a number that is not below 0 as base-128 bytes, lowest first."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def delimited(field: int, body: bytes) -> bytes:
-    """Return a message, or a text, as a field."""
-    return tag(field, MESSAGE) + varint(len(body)) + body
 
 
 class Field(Protocol):

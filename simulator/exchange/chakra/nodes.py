@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from simulator.exchange.chakra.wire import (
+from simulator.wire import (
     fields,
     framed,
     messages,

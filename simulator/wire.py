@@ -1,4 +1,4 @@
-"""The protobuf wire format, as far as execution traces need it: varints, texts, fixed numbers.
+"""The protobuf wire format, as far as traces need it: varints, texts, fixed numbers.
 
 A message is fields one after the other: a key (number x 8 + wire type), then its value. A file of
 traces is messages, each behind its length.
@@ -23,14 +23,19 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
+def tag(field: int, wire_type: int) -> bytes:
+    """Return the key that begins a field."""
+    return varint(field << 3 | wire_type)
+
+
 def number(field: int, value: int) -> bytes:
     """Return a field that holds a whole number or a truth value."""
-    return varint(field << 3 | VARINT) + varint(value)
+    return tag(field, VARINT) + varint(value)
 
 
 def text(field: int, value: bytes) -> bytes:
     """Return a field that holds a text or a message."""
-    return varint(field << 3 | TEXT) + varint(len(value)) + value
+    return tag(field, TEXT) + varint(len(value)) + value
 
 
 def framed(message: bytes) -> bytes:
