@@ -29,6 +29,10 @@ from simulator.report.text import table
 
 US = 1e-6
 
+SETTLED = 0.1
+"""Seconds of a run from which the power limit holds the clock where it stays: products of the B200
+lose a third between runs of 10 and 100 ms, and nothing more after."""
+
 Shape = Mapping[str, int]
 
 
@@ -59,6 +63,8 @@ class Case(NamedTuple):
     bound: str
     half: str
     """``fit`` or ``held out``."""
+    run: float
+    """Seconds for which the timed run kept the device busy."""
 
     @property
     def error(self) -> float:
@@ -210,6 +216,7 @@ def cases(
         found.append(Case(
             system.name, row["kernel"], row["pass"], row["shape"], kernel.flops,
             float(row["time_us"]) * US, seconds, bound, row["half"],
+            float(row["run_ms"]) * 1e-3,
         ))  # fmt: skip
     return found
 
