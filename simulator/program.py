@@ -79,8 +79,8 @@ class Kernel:
     count: int = 1
     """Times that it runs, one after the other."""
     algorithm: str = ""
-    """Fused algorithm whose rate a device states, a key of `Device.fused`, or `GROUPED`; empty where
-    none is."""
+    """`GROUPED`, or a fused algorithm whose rate a device states, a key of `Device.fused`; empty
+    where neither is."""
 
 
 GROUPED = "grouped"
