@@ -69,7 +69,7 @@ def test_the_verb_prints_every_row_and_the_accuracy_of_each_half() -> None:
     result = CliRunner().invoke(cli, ["validate", "kernels", "--system", "vidur-a100"])
     assert result.exit_code == 0
     rows = [line for line in result.output.splitlines() if line.startswith("vidur-a100 ")]
-    kinds = {(c.kernel, c.half) for c in CASES if c.system == "vidur-a100"}
+    kinds = {(c.kernel, c.run_class, c.half) for c in CASES if c.system == "vidur-a100"}
     assert len(rows) == sum(c.system == "vidur-a100" for c in CASES) + len(kinds)
     assert "dgx-a100" not in result.output
     assert "vidur-a100: NVIDIA A100 PCIe 80 GB; github.com/microsoft/vidur@" in result.output
