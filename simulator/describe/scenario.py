@@ -280,6 +280,11 @@ def _beyond_a_stage(plan: Plan, layers: int, decodes: bool) -> Iterator[str]:
             f"plan.recompute_layers {plan.recompute_layers}: no stage has more than {layers} "
             "layers; leave it out to recompute all"
         )
+    if plan.offload_layers is not None and plan.offload_layers > layers:
+        yield (
+            f"plan.offload_layers {plan.offload_layers}: no stage has more than {layers} layers; "
+            "leave it out to offload all"
+        )
     most = layers + 2 + decodes  # embedding and head are blocks too, and what a decoder begins with
     if plan.zero == 3 and plan.prefetch > most:
         yield (

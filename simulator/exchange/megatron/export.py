@@ -40,8 +40,8 @@ _SAID = {
         "layers_per_stage", "layout", "stage_cut", "microbatch_group", *OF_LAYERS.values(),
         "order", "bucket_size", "grad_overlap", "zero", "dp_shard",
         "reshard_after_forward", "offload_optimizer", "offload_activations", "recompute",
-        "recompute_layers", "sequence_parallel", "p2p_overlap", "tp_overlap", "expert_capacity",
-        "expert_padding", "expert_dispatch",
+        "offload_layers", "recompute_layers", "recompute_modules", "sequence_parallel",
+        "p2p_overlap", "tp_overlap", "expert_capacity", "expert_padding", "expert_dispatch",
     },
     "run": {
         "global_batch_size", "sequence_length", "precision", "fp8_scaling", "optimizer",
@@ -291,7 +291,9 @@ def _memory(s: Scenario) -> dict[str, Any]:
         "recompute-granularity": {"none": None, "light": "selective"}.get(
             plan.recompute, plan.recompute
         ),
-        "recompute-modules": " ".join(LIGHT[: 3 if latent else 2]) if light else None,
+        "recompute-modules": " ".join(plan.recompute_modules or LIGHT[: 3 if latent else 2])
+        if light
+        else None,
         "recompute-method": ("block" if count else "uniform") if full else None,
         "recompute-num-layers": (count or 1) if full else None,
         "optimizer-cpu-offload": plan.offload_optimizer,
@@ -299,7 +301,7 @@ def _memory(s: Scenario) -> dict[str, Any]:
         "exp-avg-dtype": "bf16" if short else None,
         "exp-avg-sq-dtype": "bf16" if short else None,
         "cpu-offloading-num-layers": (
-            max(s.layers_per_stage) if plan.offload_activations else None
+            plan.offload_layers or max(s.layers_per_stage) if plan.offload_activations else None
         ),
     }
 
