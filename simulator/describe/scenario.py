@@ -161,8 +161,13 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             "plan.recompute 'selective-op' saves the result of fused attention, and run.attention "
             '\'unfused\' has none; set run.attention = "flash" or plan.recompute = "selective"'
         )
-    if run.fp8_kept and run.precision != "fp8":
-        yield f"run.fp8_kept is for run.precision 'fp8', not {run.precision!r}"
+    for name in ("fp8_kept", "fp8_weights"):
+        if getattr(run, name) and run.precision != "fp8":
+            yield f"run.{name} is for run.precision 'fp8', not {run.precision!r}"
+    for other, which in ((plan.offload_optimizer, "plan.offload_optimizer"),
+                         (run.frozen_layers, "run.frozen_layers")):  # fmt: skip
+        if run.fp8_weights and other:
+            yield f"run.fp8_weights is not modelled with {which}; leave one of them out"
     if run.fp8_scaling != "delayed" and run.precision != "fp8":
         yield (
             f"run.fp8_scaling {run.fp8_scaling!r} is for run.precision 'fp8', not {run.precision!r}"

@@ -22,7 +22,7 @@ from simulator.lower.clipping import before_update
 from simulator.lower.optimizers import update_work
 from simulator.lower.passes import Passes, block_passes
 from simulator.lower.places import is_summed, layout
-from simulator.lower.quantised import weight_cast
+from simulator.lower.quantised import own_weight_cast, weight_cast
 from simulator.lower.segments import (
     AHEAD,
     CHAIN,
@@ -51,7 +51,7 @@ from simulator.lower.trainable import (
     tuned,
     weight_bytes,
 )
-from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Memory, Work
+from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Kernel, Memory, Work
 
 SCOPES = (
     "alone", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline", "cp", "ep", "etp",
@@ -221,7 +221,7 @@ def stage_bodies(s: Scenario) -> Bodies:
         if sharding.sums_experts(s) else None,
         sharding.key(s) if s.plan.shards > 1 else None,
         s.plan.recompute_modules, s.plan.offload_optimizer, s.plan.offload_activations,
-        s.plan.offload_layers,
+        s.plan.offload_layers, s.run.fp8_weights,
     )  # fmt: skip
     if key not in _CACHE:
         table = CostTable()
@@ -428,12 +428,22 @@ def _update(s: Scenario, stage: Stage, checked: int) -> list[Segment]:
     trained = stage_tensors(s, stage)
     if trained.params:
         work = update_work(s, trained)
-        low = 0 if sharding.is_gathering(s) else low_weights(s, stage)
-        casts = (weight_cast(shapes(s).elements, low),) if low else ()
+        low, casts = low_weights(s, stage), _weight_casts(s, stage)
         if s.plan.offload_optimizer:
             return rows + offload.updated(s, work, trained, casts)
-        rows += sharding.updated(s, replace(work, kernels=work.kernels + casts), trained)
+        low = low if s.run.fp8_weights else 0
+        rows += sharding.updated(s, replace(work, kernels=work.kernels + casts), trained, low)
     return rows
+
+
+def _weight_casts(s: Scenario, stage: Stage) -> tuple[Kernel, ...]:
+    """Return what casts weights to fp8 once a step."""
+    low, e = low_weights(s, stage), shapes(s).elements
+    if not low or (sharding.is_gathering(s) and not s.run.fp8_weights):
+        return ()
+    if sharding.is_gathering(s):
+        return (own_weight_cast(e, low, s.plan.shards),)
+    return (weight_cast(e, low, s.plan.shards if s.run.fp8_weights else 1),)
 
 
 def _last_sums(s: Scenario, parts: Tuned, stage: Stage) -> Sequence[Segment]:

@@ -24,7 +24,7 @@ from simulator.lower.branches import branches
 from simulator.lower.layer_list import listed
 from simulator.lower.operators import Operator
 from simulator.lower.parallel import entrance, leaving, linear, norm, opened
-from simulator.lower.quantised import weights_cast_in_forward
+from simulator.lower.quantised import weights_cast_in_forward, weights_turned_in_backward
 from simulator.lower.recompute import Sizes, by_operator, lightly
 from simulator.lower.resnet import resnet
 from simulator.lower.shapes import Shapes, shapes
@@ -62,6 +62,8 @@ def _layer(model: Model, x: Shapes, kind: LayerKind) -> tuple[Operator, ...]:
     layer = tuple(replace(operator, stream_bytes=stream) for operator in branches(model, x, kind))
     if x.elements.cast_weights:
         layer = tuple(weights_cast_in_forward(o, x.elements) for o in layer)
+    if x.elements.turns_weights:
+        layer = tuple(map(weights_turned_in_backward, layer))
     if x.attention != "unfused" and not (kind.has_experts or kind.crosses or model.is_latent):
         layer = by_operator(layer, x.elements, _sizes(model, x))
     return _compiled(layer, model, x.decoded if kind.crosses else x) if x.compiled else layer

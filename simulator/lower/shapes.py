@@ -128,10 +128,13 @@ def _casting(e: op.Elements, s: Scenario) -> op.Elements:
     if s.precision.linear != "fp8":
         return e
     reads = 1 if s.run.fp8_scaling == "delayed" or s.run.compiled else 2
+    transposed = int(s.cluster.node.device.architecture != "blackwell")
+    gathers = s.plan.zero == 3 and s.plan.shards > 1
     return replace(
         e,
         cast=reads * e.activation + 1,
         keeps_low=s.run.fp8_kept,
-        transposed=int(s.cluster.node.device.architecture != "blackwell"),
-        cast_weights=s.plan.zero == 3 and s.plan.shards > 1,
+        transposed=transposed,
+        cast_weights=gathers and not s.run.fp8_weights,
+        turns_weights=gathers and s.run.fp8_weights and transposed > 0,
     )

@@ -67,7 +67,10 @@ def nemo(row: Row) -> Case:
         "precision": row["precision"][:4].strip("- ").lower(), **recipe.run,
     }  # fmt: skip
     if run["precision"] == "fp8" and row["product"] == "Megatron-Bridge":
-        run["fp8_scaling"] = "current"
+        run |= {
+            "fp8_scaling": "current",
+            "fp8_weights": True,
+        }  # bf16_with_fp8_current_scaling_mixed
     node, size = NODES[row["system"]]
     return case(
         batch * sequence / (float(row["tokens_per_s_per_gpu"]) * ranks), model,

@@ -53,6 +53,11 @@ def _each(
     return {Key(*three, is_sharded): recipe for three in words}
 
 
+FUSED: Table = {"fused_accumulation": True, "linear_layers": "transformer_engine"}
+"""`gradient_accumulation_fusion` of Transformer Engine's layers, which all recipes of Megatron-LM
+have."""
+
+
 # --- NeMo 24, by NeMo-Framework-Launcher ------------------------------------------------------
 
 
@@ -63,7 +68,7 @@ def _launcher(commit: str, path: str, bucket: int, gradients: str | None = None)
     """
     return Recipe(
         source=f"NVIDIA/NeMo-Framework-Launcher@{commit}:launcher_scripts/conf/training/{path}",
-        run={"gradient_dtype": gradients, "fused_accumulation": True},
+        run={"gradient_dtype": gradients, **FUSED},
         bucket=f"{bucket} MB",
     )
 
@@ -101,7 +106,7 @@ def _bridge(
     return Recipe(
         source=f"NVIDIA-NeMo/Megatron-Bridge@{commit}:scripts/performance/configs/{path}",
         plan=plan or {},
-        run={"gradient_dtype": None, "fused_accumulation": True, **(run or {})},
+        run={"gradient_dtype": None, **(FUSED if run is None else run)},
         bucket=f"{2 * DISTRIBUTED_BUCKET / 1e6:.12g} MB",
         is_graph=is_graph,
     )
@@ -117,7 +122,7 @@ def _fsdp(commit: str, path: str, *, offload: int | None = None, fused: bool = F
     plan: Table = {"low_precision_shard": True}
     if offload is not None:
         plan |= {"offload_activations": True, "offload_layers": offload}
-    return _bridge(commit, path, plan=plan, run={"fused_accumulation": fused})
+    return _bridge(commit, path, plan=plan, run=None if fused else {"fused_accumulation": False})
 
 
 _8B_2509 = ("0813a3f1f791", "llama3/llama3_8b_llm_pretrain.py")
@@ -170,7 +175,7 @@ def _deepseek(module: str) -> Recipe:
     return _bridge(
         *_DEEPSEEK_2511,
         plan={"recompute": "light", "recompute_modules": [module]},
-        run={"optimizer": "adamw_bf16"},
+        run={"optimizer": "adamw_bf16", **FUSED},
     )
 
 

@@ -238,9 +238,9 @@ SOURCES = (
         assumed=(
             "shapes of mpt-*.yaml (they give the printed parameter counts exactly); "
             "FlashAttention in Triton, no dropout: attn_impl triton of submit_benchmarks.py",
-            "gradients reduced in fp32 (Composer's mixed_precision DEFAULT, as it is since 2023) or in "
-            "bf16 (PURE); SHARD_GRAD_OP keeps gathered weights after the forward; two gathers at "
-            "most (limit_all_gathers)",
+            "gradients reduced in fp32 (Composer's mixed_precision DEFAULT; early versions had "
+            "bf16 there too) or in bf16 (PURE); SHARD_GRAD_OP keeps gathered weights after the "
+            "forward; two gathers at most (limit_all_gathers)",
             "H100: DGX H100 with 8 x 400 Gb/s (not stated); A100: 8 x 200 Gb/s as stated",
             "clipped gradients, and an optimizer of separate kernels (decoupled_adamw, taken for "
             "unfused AdamW), as mpt-*.yaml says",
@@ -288,15 +288,16 @@ SOURCES = (
         label="{product} {container} {system} {precision} {model} on {n_gpus}",
         build=nemo.nemo,
         assumed=(
-            "what the authors' recipes say, of the version nearest to a row's release, each with its "
-            "commit in validate/nemo_recipes.py: recomputation, layers offloaded, the precision of "
-            "gradients, buckets, layouts of DeepSeek-V3, CUDA graphs of a whole iteration, moments "
-            "in bf16, Megatron-FSDP's shards of low-precision weights; degrees are the row's own",
+            "what the authors' recipes say, of the version nearest to a row's release, each with "
+            "its commit in validate/nemo_recipes.py: recomputation, layers offloaded, the "
+            "precision of gradients, weights in fp8, buckets, layouts of DeepSeek-V3, CUDA graphs "
+            "of a whole iteration, moments in bf16, Megatron-FSDP's shards of low-precision "
+            "weights; degrees and batches are the row's",
             "recipes that differ from a row in degrees: 405B (25.11, GB300), DeepSeek-V3 (25.11, "
-            "GB300), Qwen3; long sequences (24.03) are taken as that of 4,096 tokens",
+            "GB300), Qwen3, GPT-3; long sequences (24.03) are taken as that of 4,096 tokens",
             "what they say and is not modelled: gathers of the distributed optimizer's weights run "
-            "beside nothing and weights lie and move in bf16 (overlap_param_gather, "
-            "fp8_param_gather), experts' exchanges are waited for (moe_a2a_overlap), graphs of parts",
+            "beside nothing (overlap_param_gather), experts' exchanges are waited for "
+            "(moe_a2a_overlap), CUDA graphs of parts of a layer",
             "fp8 scales by earlier steps in NeMo (its default), by a tensor's own values in "
             "Megatron-Bridge; attention and head in bf16",
             "tensor-parallel collectives of layers run beside products (tp_comm_overlap)",

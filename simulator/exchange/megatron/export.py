@@ -44,8 +44,9 @@ _SAID = {
         "p2p_overlap", "tp_overlap", "expert_capacity", "expert_padding", "expert_dispatch",
     },
     "run": {
-        "global_batch_size", "sequence_length", "precision", "fp8_scaling", "optimizer",
-        "clip_grad", "gradient_dtype", "fused_accumulation", "linear_layers", "attention",
+        "global_batch_size", "sequence_length", "precision", "fp8_scaling", "fp8_weights",
+        "optimizer", "clip_grad", "gradient_dtype", "fused_accumulation", "linear_layers",
+        "attention",
     },
 }  # fmt: skip
 """Fields that have flags."""
@@ -315,6 +316,7 @@ def _run(s: Scenario) -> dict[str, Any]:
         "fp16": run.precision == "fp16",
         "fp8-format": "hybrid" if fp8 else None,
         "fp8-recipe": _inverse(SCALING)[run.fp8_scaling] if fp8 else None,
+        "fp8-param-gather": run.fp8_weights,
         "accumulate-allreduce-grads-in-fp32": run.precision == "fp16" and fp32,
         "grad-reduce-in-bf16": bf16 and not fp32,
         "no-gradient-accumulation-fusion": not run.fused_accumulation,
