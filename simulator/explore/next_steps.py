@@ -32,8 +32,7 @@ SWITCHES: tuple[Settings, ...] = (
     {"plan.p2p_overlap": True}, {"plan.grad_overlap": True}, {"plan.tp_overlap": "grads"},
     {"plan.tp_overlap": "all"}, {"plan.sequence_parallel": True, "plan.tp_overlap": "all"},
     {"plan.scatter_gather": True}, {"plan.reshard_after_forward": False},
-    {"plan.offload_activations": False, "plan.offload_layers": None},
-    {"plan.offload_optimizer": False},
+    {"plan.offload_activations": False}, {"plan.offload_optimizer": False},
     {"run.attention": "flash"}, {"run.compiled": True}, {"run.fused_optimizer": True},
     {"run.fused_accumulation": True}, {"plan.stage_cut": "time"},
 )  # fmt: skip
