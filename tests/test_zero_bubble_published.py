@@ -146,13 +146,13 @@ def test_memory_of_the_schedules_is_in_the_measured_order() -> None:
 
 
 def test_few_microbatches_gain_a_fifth_to_a_third() -> None:
-    # Table 9, m <= p: measured 19 to 33 % more samples; predictions gain 26 to 39 %.
+    # Table 9, m <= p: measured 19 to 33 % more samples; predictions gain 26 to 44 %.
     setups = by_setup("zero-bubble-few-step")
     assert len(setups) == 9
     for runs in setups.values():
         measured, predicted = (runs["1F1B"][i] / runs["ZB-2p"][i] for i in (0, 1))
         assert 1.19 < measured < 1.35
-        assert abs(predicted / measured - 1) < 0.08
+        assert abs(predicted / measured - 1) < 0.1
 
 
 # What post-validation gains, table 7: samples/s of ZB-2p with it and with a synchronisation.
