@@ -167,6 +167,24 @@ def test_gathered_weights_in_fp8_are_not_cast_in_forward(fp8_of: Any) -> None:
     assert static_memory(s)[0].weights == (2 * static_memory(s)[0].params - 4 * LINEAR) / 2
 
 
+# Blocks of 32 lie in both directions, 33 / 32 bytes each. Held in full, weights move in bf16 and
+# every rank casts all; gathered for each use, a rank casts its shard both ways and one way moves.
+def test_weights_in_blocks_lie_both_ways(fp8_of: Any) -> None:
+    mx = {"fp8_weights": True, "fp8_scaling": "mxfp8"}
+    s = fp8_of(plan={"dp": 2, "zero": 1}, run=mx, architecture="blackwell")
+    stage, low, byte = static_memory(s)[0], 4 * LINEAR, 33 / 32
+    assert stage.weights == 2 * (stage.params - low) + 2 * byte * low
+    assert optimizer_kernels(s)["weight cast"].bytes == (2 + 2 * byte) * low
+    gathers = [c.bytes for c in lower(s).costs if isinstance(c, Flow) and c.name == "all_gather"]
+    assert gathers == [2 * stage.params]
+    plan = {"dp": 2, "zero": 3, "low_precision_shard": True}
+    s = fp8_of(plan=plan, run=mx, architecture="blackwell")
+    assert static_memory(s)[0].weights == (2 * (stage.params - low) + 2 * byte * low) / 2
+    assert optimizer_kernels(s)["weight cast"].bytes == (2 + 2 * byte) * low / 2
+    gathers = [c.bytes for c in lower(s).costs if isinstance(c, Flow) and c.name == "all_gather"]
+    assert byte * LINEAR + 2 * 2 * 64 in gathers
+
+
 def test_blackwell_transposes_nothing(fp8_of: Any) -> None:
     s = fp8_of(plan={"dp": 2, "zero": 3}, run={"fp8_weights": True}, architecture="blackwell")
     assert "fc1 weight transpose" not in kernels(*layer_of(s)["fc1"].input_grad)

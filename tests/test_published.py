@@ -321,7 +321,9 @@ def test_float8_rows_of_torchtitan_ask_for_fp8(tables):
         ({"model": "Qwen3_Next_80B"}, "not in the catalogue"),
         ({"model": "DeepSeekV3 (tokendrop)"}, "without the word counts"),
         ({"kind": "LoRA"}, "LoRA"),
-        ({"precision": "NVFP4", "model": "LLAMA3_70B"}, "block-scaled"),
+        ({"precision": "NVFP4", "model": "LLAMA3_70B"}, "fp4"),
+        ({"system": "DGX-B300", "model": "DeepSeekV3"}, "system is not in the catalogue"),
+        ({"product": "NeMo Automodel", "model": "DeepSeek V3 671B"}, "full sharding of models wi"),
         ({"tokens_per_s_per_gpu": ""}, "no throughput"),
     ],
 )
@@ -416,8 +418,7 @@ def test_each_recipe_is_that_of_a_row_that_runs_and_has_a_commit():
             nemo.nemo(found)
         except DescriptionError:
             continue
-        name = nemo.DENSE.get(found["model"]) or nemo.EXPERTS[found["model"]]["from"]
-        used.add(key_of(found, name))
+        used.add(key_of(found, nemo.model_of(found)["from"]))
     assert used <= RECIPES.keys()
     assert {RECIPES[key].source for key in used} == {r.source for r in RECIPES.values()}
     assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{12}:[\w./-]+", r.source) for r in RECIPES.values())

@@ -73,7 +73,9 @@ class Run:
     fp8_weights: bool = False
     """In fp8, hold and gather the weights of layers' products in it alone: each rank casts its own
     shard from the fp32 copy once a step (Megatron-LM's --fp8-param-gather, torchao's
-    enable_fsdp_float8_all_gather); else they lie and move in bf16 and are cast where they are."""
+    enable_fsdp_float8_all_gather); else they lie and move in bf16 and are cast where they are.
+    Those of `mxfp8` move in bf16 all the same, but where full sharding gathers them
+    (--reuse-grad-buf-for-mxfp8-param-ag)."""
     compiled: bool = False
     """Whether each layer is compiled (torch.compile): the sum of the residual stream and the norm
     that follows it in the layer are one kernel, so that what lies between is not read again; a

@@ -431,19 +431,23 @@ def _update(s: Scenario, stage: Stage, checked: int) -> list[Segment]:
         low, casts = low_weights(s, stage), _weight_casts(s, stage)
         if s.plan.offload_optimizer:
             return rows + offload.updated(s, work, trained, casts)
-        low = low if s.run.fp8_weights else 0
+        low = low if s.run.fp8_weights and not shapes(s).elements.directed else 0
         rows += sharding.updated(s, replace(work, kernels=work.kernels + casts), trained, low)
     return rows
 
 
 def _weight_casts(s: Scenario, stage: Stage) -> tuple[Kernel, ...]:
-    """Return what casts weights to fp8 once a step."""
+    """Return what casts weights to fp8 once a step: a rank's own where they then move so."""
     low, e = low_weights(s, stage), shapes(s).elements
     if not low or (sharding.is_gathering(s) and not s.run.fp8_weights):
         return ()
     if sharding.is_gathering(s):
         return (own_weight_cast(e, low, s.plan.shards),)
-    return (weight_cast(e, low, s.plan.shards if s.run.fp8_weights else 1),)
+    if not s.run.fp8_weights or e.directed:
+        return (weight_cast(e, low),)
+    experts = min(low, stage_tensors(s, stage).experts)
+    own = (low - experts) / s.plan.shards + experts / sharding.expert_shards(s)
+    return (weight_cast(e, low, low / own),)
 
 
 def _last_sums(s: Scenario, parts: Tuned, stage: Stage) -> Sequence[Segment]:

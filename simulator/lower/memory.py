@@ -196,11 +196,13 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
 def _spared_by_fp8(s: Scenario, stage: Stage) -> float:
     """Return how much less the weights of a stage take for lying in fp8 alone (`run.fp8_weights`).
 
-    Where they are gathered, shards of low precision have a byte in place of two; fp32 ones stay.
+    Where they are gathered, shards of low precision have a byte in place of two, or one for each
+    direction of blocks; fp32 ones stay.
     """
     if not s.run.fp8_weights:
         return 0.0
-    low, size = low_weights(s, stage), s.precision.weight
+    low, size, e = low_weights(s, stage), s.precision.weight, shapes(s).elements
     if is_gathering(s):
-        return (size - 1) * low / s.plan.shards if s.plan.low_precision_shard else 0.0
+        held = e.low + e.transposed * e.directed
+        return (size - held) * low / s.plan.shards if s.plan.low_precision_shard else 0.0
     return float(size * low)

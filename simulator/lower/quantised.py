@@ -53,7 +53,7 @@ def _shape(part: Part) -> tuple[int, int, int, int]:
     return part.matmul
 
 
-def _cast(name: str, e: Elements, size: float, ranks: int = 1) -> Kernel:
+def _cast(name: str, e: Elements, size: float, ranks: float = 1) -> Kernel:
     """Cast `size` elements; those that other ranks have cast are transposed as they lie, or come
     in both copies.
     """
@@ -121,7 +121,7 @@ def fp8_weights(operators: tuple[Operator, ...]) -> int:
     return sum(batch * n * k for batch, _, n, k in map(_shape, products))
 
 
-def weight_cast(e: Elements, params: int, ranks: int = 1) -> Kernel:
+def weight_cast(e: Elements, params: int, ranks: float = 1) -> Kernel:
     """Cast weights once a step, where they are held in full: both copies serve all microbatches.
 
     Each of several `ranks` casts its own part.
@@ -132,4 +132,5 @@ def weight_cast(e: Elements, params: int, ranks: int = 1) -> Kernel:
 def own_weight_cast(e: Elements, params: int, ranks: int) -> Kernel:
     """Cast a rank's part of weights once a step, where they are gathered in fp8 for each use."""
     size = params / ranks
-    return Kernel("weight cast", float(size), float(e.cast * size), "fp32")
+    moved = (e.cast + e.transposed * e.directed) * size
+    return Kernel("weight cast", size, float(moved), "fp32")

@@ -142,5 +142,5 @@ def _casting(e: op.Elements, s: Scenario) -> op.Elements:
         transposed=low if turned else 0.0,
         directed=blocks,
         cast_weights=gathers and not s.run.fp8_weights,
-        turns_weights=gathers and s.run.fp8_weights and turned,
+        turns_weights=gathers and s.run.fp8_weights and turned and not blocks,
     )

@@ -325,8 +325,10 @@ def weight_bytes(s: Scenario, block: Block) -> float:
 
     Some may be in `run.base_weights`, or in fp8.
     """
-    short = (s.precision.weight - 1) * fp8_weights(block.operators) if s.run.fp8_weights else 0
-    return s.precision.weight * block.params - _spared_bytes(s, block) - short
+    size, short = float(s.precision.weight), 0.0
+    if s.run.fp8_weights:
+        short = (size - shapes(s).elements.low) * fp8_weights(block.operators)
+    return size * block.params - _spared_bytes(s, block) - short
 
 
 def _whole(s: Scenario) -> Tuned:

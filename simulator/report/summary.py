@@ -359,8 +359,9 @@ def _low_precision(s: Scenario) -> list[str]:
     if s.precision.linear != "fp8":
         return []
     when = "after each gather" if is_gathering(s) else "once a step, and kept beside the bf16 ones"
-    when = "once a step, a shard each, and gathered so" if s.run.fp8_weights else when
-    gathers = "" if s.run.fp8_weights else "gathers of weights and "
+    moves = s.run.fp8_weights and (is_gathering(s) or s.run.fp8_scaling != "mxfp8")
+    when = "once a step, and kept alone" if s.run.fp8_weights else when
+    gathers = "" if moves else "gathers of weights and "
     shared = "for each 32 elements" if s.run.fp8_scaling == "mxfp8" else "a tensor"
     return [
         f"linear products of layers run in fp8 with one scale {shared}; attention and head in "

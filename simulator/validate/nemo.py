@@ -29,17 +29,17 @@ NO_MTP: Table = {"from": "deepseek-v3", "num_nextn_predict_layers": 0}
 EXPERTS: dict[str, Table] = {
     "Qwen3_30B_a3B": {"from": "qwen3-30b-a3b"},
     "Qwen3_235B_a22B": {"from": "qwen3-235b-a22b"},
-    "DeepSeekV3": NO_MTP,
+    "DeepSeekV3": {"from": "deepseek-v3"},
     "DeepSeekV3 (w/o MTP)": NO_MTP,
     "DeepSeekV3 (w/ MTP)": {"from": "deepseek-v3"},
     "DeepSeek V3 671B": {"from": "deepseek-v3"},
 }
-"""Likewise those with experts; where nothing is said DeepSeek-V3 is taken without its further
-layer, as the row of the same numbers that says so."""
+"""Likewise those with experts. Recipes have DeepSeek-V3's further layer (MTP); the summary of 25.11
+has it only where it says so, as the row of the same numbers that says not."""
 
 NODES = {
     "DGX-H100": ("dgx-h100", 8), "DGX-B200": ("dgx-b200", 8), "DGX-GB200": ("gb200-nvl72", 64),
-    "DGX-GB300": ("gb300-nvl72", 64), "DGX-B300": ("dgx-b300", 8),
+    "DGX-GB300": ("gb300-nvl72", 64),
 }  # fmt: skip
 """Node and the devices of each that a run uses: a power of two of an NVL72 rack."""
 
@@ -54,7 +54,7 @@ def nemo(row: Row) -> Case:
     """Pre-training; seconds follow from tokens/s a GPU."""
     _refuse(row)
     ranks, sequence, batch = int(row["n_gpus"]), int(row["seq_len"]), int(row["gbs"])
-    model: Table = dict(EXPERTS.get(row["model"]) or {"from": DENSE[row["model"]]})
+    model = model_of(row)
     name = str(model["from"])
     recipe = recipe_of(row, name)
     plan = _plan(row, name)
@@ -64,19 +64,35 @@ def nemo(row: Row) -> Case:
         plan["bucket_size"] = recipe.bucket
     run: Table = {
         "global_batch_size": batch, "sequence_length": sequence, "clip_grad": True,
-        "precision": row["precision"][:4].strip("- ").lower(), **recipe.run,
+        **_precision(row), **recipe.run,
     }  # fmt: skip
-    if run["precision"] == "fp8" and row["product"] == "Megatron-Bridge":
-        run |= {
-            "fp8_scaling": "current",
-            "fp8_weights": True,
-        }  # bf16_with_fp8_current_scaling_mixed
     node, size = NODES[row["system"]]
     return case(
         batch * sequence / (float(row["tokens_per_s_per_gpu"]) * ranks), model,
         nodes_of(ranks, {"from": node, "host_launch": "0 s"} if recipe.is_graph else node, size),
         plan | recipe.plan, {key: value for key, value in run.items() if value is not None},
     )  # fmt: skip
+
+
+def model_of(row: Row) -> Table:
+    """Return the model of a row."""
+    if row["model"] == "DeepSeekV3" and row["container"] == "25.11":
+        return dict(NO_MTP)
+    return dict(EXPERTS.get(row["model"]) or {"from": DENSE[row["model"]]})
+
+
+BLOCKS = ("MXFP8", "FP8-MX")
+"""What the summaries call fp8 with a scale for each 32 elements."""
+
+
+def _precision(row: Row) -> Table:
+    """Return what a run says of its precision, by Megatron-Bridge's training/mixed_precision.py."""
+    if "FP8" not in row["precision"]:
+        return {"precision": "bf16"}
+    if row["product"] != "Megatron-Bridge":
+        return {"precision": "fp8"}
+    scaling = "mxfp8" if row["precision"].startswith(BLOCKS) else "current"
+    return {"precision": "fp8", "fp8_scaling": scaling, "fp8_weights": True}
 
 
 def _plan(row: Row, name: str) -> Table:
@@ -98,8 +114,8 @@ def _plan(row: Row, name: str) -> Table:
         plan["account_for_embedding_in_pipeline_split"] = True
         plan["account_for_loss_in_pipeline_split"] = True
     if name == "deepseek-v3":
-        is_further = EXPERTS[row["model"]] is not NO_MTP
-        plan["layout"] = LAYOUTS[pp * chunks].format(mtp="m" * is_further)
+        mtp = "" if model_of(row) == NO_MTP else "m"
+        plan["layout"] = LAYOUTS[pp * chunks].format(mtp=mtp)
     return plan
 
 
@@ -115,10 +131,10 @@ def _refuse(row: Row) -> None:
         "LoRA and fine-tuning are not built": row["kind"] != "pretrain",
         "the row of the same numbers without the word counts": model.endswith("(tokendrop)"),
         "this model is not in the catalogue": model not in (DENSE | EXPERTS),
-        "block-scaled fp8 and fp4 (MXFP8, NVFP4) are not built":
-            fine in ("MXFP8", "NVFP4", "FP8-MX"),
+        "fp4 (NVFP4) is not built": fine == "NVFP4",
         "the summary prints this quantisation in parentheses and does not name it":
-            "parenthesised" in row["precision"],
+            "parenthesised" in row["precision"] and fine not in BLOCKS,
+        "its system is not in the catalogue": row["system"] not in NODES,
         "full sharding of models with experts is not modelled":
             model in EXPERTS and row["fsdp"] not in ("", "0"),
     }  # fmt: skip

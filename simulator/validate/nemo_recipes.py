@@ -154,8 +154,12 @@ LLAMA = {
             is_sharded=True),
     **_each("25.11", "DGX-GB300", "llama-3-405b", _fsdp(*_LLAMA31_2511, offload=10),
             is_sharded=True),
+    **_each("25.11", "DGX-B200", "llama-3-405b", _bridge(*_LLAMA31_2511)),
     **_each("25.11 26.02 26.02.01 26.04 26.04.01 26.06", "DGX-H100 DGX-GB200 DGX-GB300",
             "llama-3-405b", _bridge(*_LLAMA31_26)),
+    **_each("25.11", "DGX-GB200", "llama-3-70b", _bridge(*_LLAMA3_2511)),
+    **_each("26.02 26.02.01 26.04 26.04.01", "DGX-GB200 DGX-GB300", "llama-3-70b",
+            _bridge(*_LLAMA3_26)),
 }  # fmt: skip
 """No layer recomputes. `full_iteration` graphs as the recipes have them: that of 25.11 has none for
 8B on GB200. 405B on GB200: 26's two optimizer instances are in no row that is sharded."""
@@ -165,30 +169,44 @@ _235B_2509 = ("27dfb3df3c2c", "qwen3/qwen3_235b_a22b_llm_pretrain.py")
 _QWEN3_2511 = ("0fa501acee1e", "qwen3/workload_base_configs.py")
 _QWEN3_26 = ("01b2977e518f", "qwen/qwen3_workload_base_configs.py")
 _DEEPSEEK_2511 = ("0fa501acee1e", "deepseek/workload_base_configs.py")
+_DEEPSEEK_2602 = ("f0e2c37e3f82", "deepseek/deepseek_workload_base_configs.py")
+_DEEPSEEK_2606 = ("042641823051", "deepseek/deepseek_workload_base_configs.py")
+_DROPS: Table = {"expert_capacity": 1.0, "expert_padding": True}
+"""`apply_moe_token_drop`, of runs of 25.09: the summary prints their numbers once more as such."""
 
 
-def _deepseek(module: str) -> Recipe:
+def _deepseek(version: tuple[str, str], module: str | None, *, is_graph: bool = False) -> Recipe:
     """Return a recipe of DeepSeek-V3 that computes a module again, with moments in bf16.
 
     The moments are those of recipes/deepseek/deepseek_v3.py.
     """
-    return _bridge(
-        *_DEEPSEEK_2511,
-        plan={"recompute": "light", "recompute_modules": [module]},
-        run={"optimizer": "adamw_bf16", **FUSED},
-    )
+    plan: Table = {"recompute": "light", "recompute_modules": [module]} if module else {}
+    return _bridge(*version, plan=plan, run={"optimizer": "adamw_bf16", **FUSED}, is_graph=is_graph)
 
 
 EXPERTS = {
-    **_each("25.09", "DGX-GB200 DGX-H100", "qwen3-30b-a3b", _bridge(*_30B_2509)),
-    **_each("25.09", "DGX-H100", "qwen3-235b-a22b", _bridge(*_235B_2509)),
+    **_each("25.09", "DGX-GB200", "qwen3-30b-a3b",
+            _bridge(*_30B_2509, plan=_DROPS, is_graph=True)),
+    **_each("25.09", "DGX-H100", "qwen3-30b-a3b", _bridge(*_30B_2509, plan=_DROPS)),
+    **_each("25.09", "DGX-H100", "qwen3-235b-a22b", _bridge(*_235B_2509, plan=_DROPS)),
+    **_each("25.11", "DGX-GB300 DGX-B200", "qwen3-30b-a3b",
+            _bridge(*_QWEN3_2511, is_graph=True)),
+    **_each("25.11", "DGX-GB200", "qwen3-235b-a22b", _bridge(*_QWEN3_2511, is_graph=True)),
     **_each("25.11", "DGX-GB300 DGX-H100", "qwen3-235b-a22b", _bridge(*_QWEN3_2511)),
-    **_each("26.02 26.02.01 26.06", "DGX-H100", "qwen3-30b-a3b", _bridge(*_QWEN3_26)),
-    **_each("26.02.01 26.04", "DGX-H100", "qwen3-235b-a22b", _bridge(*_QWEN3_26)),
-    **_each("25.11", "DGX-GB300", "deepseek-v3", _deepseek("moe_act")),
-    **_each("25.11", "DGX-GB200", "deepseek-v3", _deepseek("mla_up_proj")),
-}
-"""`set_qwen3_common_configs` turns recomputation off. DeepSeek-V3 on GB300 also computes the MLPs
+    **_each("26.02 26.02.01 26.04 26.04.01 26.06 26.06.01 26.08",
+            "DGX-H100 DGX-B200 DGX-GB200 DGX-GB300", "qwen3-30b-a3b qwen3-235b-a22b",
+            _bridge(*_QWEN3_26)),
+    **_each("25.11", "DGX-GB300", "deepseek-v3", _deepseek(_DEEPSEEK_2511, "moe_act")),
+    **_each("25.11", "DGX-GB200 DGX-B200", "deepseek-v3",
+            _deepseek(_DEEPSEEK_2511, "mla_up_proj")),
+    **_each("26.02 26.02.01 26.04 26.04.01", "DGX-GB300 DGX-GB200 DGX-B200", "deepseek-v3",
+            _deepseek(_DEEPSEEK_2602, "mla_up_proj")),
+    **_each("26.06 26.06.01", "DGX-GB300", "deepseek-v3",
+            _deepseek(_DEEPSEEK_2606, None, is_graph=True)),
+    **_each("26.06.01 26.08", "DGX-GB200", "deepseek-v3",
+            _deepseek(_DEEPSEEK_2606, "mla_up_proj", is_graph=True)),
+}  # fmt: skip
+"""`set_qwen3_common_configs` turns recomputation off. DeepSeek-V3 of 25.11 also computes the MLPs
 of its three dense layers again (`mlp`), which is left out. All force the load to be even."""
 
 

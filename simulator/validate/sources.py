@@ -303,8 +303,10 @@ SOURCES = (
             "what they say and is not modelled: gathers of the distributed optimizer's weights run "
             "beside nothing (overlap_param_gather), experts' exchanges are waited for "
             "(moe_a2a_overlap), CUDA graphs of parts of a layer",
-            "fp8 scales by earlier steps in NeMo (its default), by a tensor's own values in "
-            "Megatron-Bridge; attention and head in bf16",
+            "fp8 scales by earlier steps in NeMo (its default), by a tensor's own values or those "
+            "of 32 elements (MXFP8, FP8-MX) in Megatron-Bridge; attention and head in bf16",
+            "DeepSeek-V3 with its further layer, as recipes have it, but in 25.11, where the "
+            "summary says so",
             "tensor-parallel collectives of layers run beside products (tp_comm_overlap)",
             "GPT-3 5B and 20B of NeMo-Framework-Launcher, vocabulary padded to 128 x tp, dropout "
             "0.1; Nemotron-340B rotates all of its heads, not half",
