@@ -115,7 +115,11 @@ class Run:
     cuBLAS workspace of its own; the head is Megatron-LM's."""
     loss_in_place: bool = True
     """Whether the fp32 logits become the probabilities and their gradient where they lie, as in
-    Megatron-LM; else each is a tensor of its own, as in torch's eager `cross_entropy`."""
+    Megatron-LM; else each is a tensor of its own, as in torch's eager `cross_entropy` and, with
+    logits divided over tp, its `loss_parallel`."""
+    compiled_loss: bool = False
+    """Whether the loss is compiled (torch.compile), whatever `loss_in_place` says: it keeps the
+    logits as they are and writes nothing in fp32."""
     allocator_reserve: Annotated[float, Range(1, 2)] = 1.0
     """Bytes that torch's allocator has reserved over those allocated, at the peak: what
     fragmentation and its cache cost. 1.0, none, is a lower bound."""

@@ -95,9 +95,7 @@ def _compiled(layer: tuple[Operator, ...], model: Model, x: Shapes) -> tuple[Ope
 
 
 def _convolutional(model: ResNet, x: Shapes) -> Blocks:
-    parts = resnet(
-        model, x.elements, batch=x.microbatch_size, image=x.image_size, in_place=x.loss_in_place
-    )
+    parts = resnet(model, x.elements, batch=x.microbatch_size, image=x.image_size, loss=x.loss)
     made = {id(one): Block(name="layer", operators=one) for one in parts.blocks}
     return Blocks(
         embedding=Block(name="embedding", operators=parts.stem),
@@ -266,7 +264,7 @@ def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
     logits = op.linear("head", own, tokens=rows, inputs=h, outputs=share, bias=False)
     logits = replace(logits, tied=model.tie_word_embeddings)
     bias = (op.bias("head bias", e, tokens=rows, outputs=share),) if model.head_bias else ()
-    loss = op.cross_entropy(e, tokens=rows, vocab=share, in_place=x.loss_in_place)
+    loss = op.cross_entropy(e, tokens=rows, vocab=share, kind=x.loss, parallel=x.tp > 1)
     after = _pooler(model, x) if model.pooler else ()
     if x.tp == 1:
         return (*before, logits, *bias, loss, *after)
@@ -340,5 +338,5 @@ def _pooler(model: Model, x: Shapes) -> tuple[Operator, ...]:
         op.linear("pooler", e, tokens=batch, inputs=h, outputs=h, bias=True),
         op.activation("tanh", e, size=batch * h, gated=False),
         op.linear("next sentence", e, tokens=batch, inputs=h, outputs=2, bias=True),
-        op.cross_entropy(e, tokens=batch, vocab=2, in_place=x.loss_in_place),
+        op.cross_entropy(e, tokens=batch, vocab=2, kind=x.loss),
     )

@@ -30,6 +30,7 @@ from simulator.lower.segments import (
     recomputing,
     segments,
 )
+from simulator.lower.sharding import is_gathering
 from simulator.program import Memory
 
 
@@ -56,6 +57,9 @@ def block_passes(s: Scenario, block: Block, shared: bool, recompute: str) -> Pas
     def gradient(_index: int, o: Operator) -> float:
         return 0.0 if shared and o.tied else float(o.trained * size)
 
+    def unreduced(index: int, o: Operator) -> float:
+        return gradient(index, o) * s.precision.weight / size if is_gathering(s) else 0.0
+
     def everything(_index: int, o: Operator) -> float:
         return o.kept_bytes
 
@@ -68,7 +72,7 @@ def block_passes(s: Scenario, block: Block, shared: bool, recompute: str) -> Pas
         return o.kept_bytes - first(index, o)
 
     def run(part: Block, which: Pass, kept: Callable[[int, Operator], float]) -> list[Segment]:
-        return segments(part, which, detail, Holding(kept, gradient))
+        return segments(part, which, detail, Holding(kept, gradient, unreduced))
 
     def both(backward: Callable[[Pass], list[Segment]], forward: list[Segment]) -> Passes:
         if not splits:
