@@ -72,6 +72,11 @@ class Run:
     """Whether each layer is compiled (torch.compile): the sum of the residual stream and the norm
     that follows it in the layer are one kernel, so that what lies between is not read again; a
     layer that recomputes by operators keeps and computes nothing that backward does not need."""
+    layer_code: Literal["fused", "torchtitan"] = "fused"
+    """Whose code of a layer runs. `fused`: one product for q, k and v, one for a gate and what it
+    multiplies, one kernel a norm, rotary positions or activation function, tensor parallelism as
+    Megatron-LM's. `torchtitan`: its Llama's, in torch's own operators, with DTensor's tensor
+    parallelism and checkpoints that stop before the last product (`lower/plain.py`)."""
     optimizer: OptimizerName = "adamw"
     """See `describe.optimizer.OPTIMIZERS`."""
     fused_optimizer: bool = True

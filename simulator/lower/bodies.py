@@ -217,7 +217,7 @@ def stage_bodies(s: Scenario) -> Bodies:
         Tuning.of(s.run), s.run.frozen_layers, s.run.fused_optimizer, s.run.clip_grad,
         s.run.scales_loss, s.plan.pp, "bf16" in s.cluster.node.device.peak,
         s.plan.recompute, s.plan.recompute_layers, s.plan.recompute_again, s.plan.scatter_gather,
-        s.plan.post_validation, layout(s),
+        s.plan.post_validation, s.run.layer_code, layout(s),
         (s.plan.buckets, tuple(_exchange(s, 0.0))) if is_summed(s) else None,
         (s.plan.buckets, tuple(sharding.expert_exchange(s, 0.0)), sharding.expert_shards(s))
         if sharding.sums_experts(s) else None,

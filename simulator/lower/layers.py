@@ -23,6 +23,7 @@ from simulator.lower.branches import branches
 from simulator.lower.layer_list import listed
 from simulator.lower.operators import Operator
 from simulator.lower.parallel import entrance, leaving, linear, norm, opened
+from simulator.lower.plain import Written, as_written, eager_norm
 from simulator.lower.quantised import weights_cast_in_forward
 from simulator.lower.recompute import Sizes, by_operator, lightly
 from simulator.lower.resnet import resnet
@@ -61,9 +62,26 @@ def _layer(model: Model, x: Shapes, kind: LayerKind) -> tuple[Operator, ...]:
     layer = tuple(replace(operator, stream_bytes=stream) for operator in branches(model, x, kind))
     if x.elements.cast_weights:
         layer = tuple(weights_cast_in_forward(o, x.elements) for o in layer)
+    if x.plain:
+        layer = as_written(layer, x.elements, _written(model, x))
     if x.attention != "unfused" and not (kind.has_experts or kind.crosses or model.is_latent):
         layer = by_operator(layer, x.elements, _sizes(model, x))
     return _compiled(layer, model, x.decoded if kind.crosses else x) if x.compiled else layer
+
+
+def _written(model: Model, x: Shapes) -> Written:
+    inner = model.intermediate_size // x.tp
+    queries = model.num_attention_heads * model.head_dim // x.tp
+    keys = model.num_key_value_heads * model.head_dim // x.tp
+    return Written(
+        columns={
+            "qkv": {"q": queries, "k": keys, "v": keys},
+            "fc1": {"gate": inner, "up": inner},
+        },
+        compiled=x.compiled,
+        tp=x.tp,
+        pipelined=x.tp > 1 and x.tp_overlap == "all",
+    )
 
 
 def _sizes(model: Model, x: Shapes) -> Sizes:
@@ -176,7 +194,8 @@ def _again(layer: Block, mode: str) -> float:
     if mode in ("selective-op", "light"):
         operators = lightly(layer.operators) if mode == "light" else layer.operators
         parts = [p for o in operators for p in o.again]
-        return sum(p.flops for p in parts if isinstance(p, Kernel) and p.matmul is not None)
+        products = (p for p in parts if isinstance(p, Kernel) and p.matmul is not None)
+        return sum(p.flops * p.count for p in products)
     return sum(
         o.model_flops for o in layer.operators if mode == "full" or o.core_input_bytes is not None
     )
@@ -255,8 +274,9 @@ def _patches(model: Model, patches: Patches, x: Shapes) -> tuple[Operator, ...]:
 def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
     e, h, share = x.elements, model.hidden_size, _vocab_share(model, x)
     rows = x.microbatch_size if model.patches else x.tokens  # the class token's alone
+    normed = norm("final norm", model, x)
     before = (
-        norm("final norm", model, x),
+        eager_norm(normed, e) if x.plain else normed,  # outside what is compiled
         *_dropped("final dropout", model, x),
         *(_transform(model, x) if model.head_transform else ()),
     )

@@ -42,6 +42,8 @@ class Shapes:
     sequence_parallel: bool = False
     tp_overlap: str = "none"
     compiled: bool = False
+    plain: bool = False
+    """Whether layers run as torchtitan's code has it (`lower.plain`)."""
     loss: str = "in_place"
     """In what kernels the loss runs, a `kind` of `operators.cross_entropy`."""
     megatron_head: bool = False
@@ -101,6 +103,7 @@ def shapes(s: Scenario) -> Shapes:
         sequence_parallel=s.plan.sequence_parallel,
         tp_overlap=s.plan.tp_overlap,
         compiled=s.run.compiled,
+        plain=s.run.layer_code == "torchtitan",
         loss=_loss(s),
         megatron_head=s.run.linear_layers != "torch",
         image_size=s.run.image_size or IMAGE_SIZE,
