@@ -283,7 +283,8 @@ class Moved(TorchDispatchMode):
 
     VIEWS = frozenset(
         ("view", "expand", "unsqueeze", "view_as_complex", "view_as_real", "_unsafe_view", "_conj",
-         "alias", "detach", "transpose", "_reshape_alias", "empty_like")
+         "alias", "detach", "transpose", "_reshape_alias", "empty_like",
+         "squeeze", "slice", "t", "permute", "as_strided")
     )  # fmt: skip
 
     def __init__(self):
