@@ -139,6 +139,39 @@ def test_gathered_weights_are_cast_in_forward(fp8_of: Any) -> None:
     assert stage.weights == 4 * stage.params / 2
 
 
+# With fp8 parameters a product's weight and its transposed copy, a byte each, are all that is held,
+# each of two ranks casts half (3 bytes) and transposes all (2), and a byte is gathered.
+def test_weights_in_fp8_alone_are_held_cast_and_gathered_as_bytes(fp8_of: Any) -> None:
+    s = fp8_of(plan={"dp": 2, "zero": 1}, run={"fp8_weights": True})
+    stage, low = static_memory(s)[0], 4 * LINEAR
+    assert stage.weights == 2 * (stage.params - low) + 2 * low
+    assert optimizer_kernels(s)["weight cast"].bytes == 3 * low / 2 + 2 * low
+    gathers = [c.bytes for c in lower(s).costs if isinstance(c, Flow) and c.name == "all_gather"]
+    assert gathers == [2 * (stage.params - low) + low]
+
+
+# FSDP casts its shard once a step, gathers a byte and transposes it in backward (read and written);
+# nothing stays cast until then. Beside the fp32 shard there may be one of low precision.
+def test_gathered_weights_in_fp8_are_not_cast_in_forward(fp8_of: Any) -> None:
+    s = fp8_of(plan={"dp": 2, "zero": 3}, run={"fp8_weights": True})
+    fc1 = layer_of(s)["fc1"]
+    assert "fc1 weight cast" not in kernels(*fc1.forward)
+    assert fc1.kept_bytes == 32 * 64
+    assert kernels(*fc1.input_grad)["fc1 weight transpose"].bytes == 2 * 64 * 320
+    assert optimizer_kernels(s)["weight cast"].bytes == 3 * 4 * LINEAR / 2
+    norms = 2 * 2 * 64  # of a layer, in bf16
+    gathers = {c.bytes for c in lower(s).costs if isinstance(c, Flow) and c.name == "all_gather"}
+    assert LINEAR + norms in gathers
+    assert static_memory(s)[0].weights == 4 * static_memory(s)[0].params / 2
+    s = fp8_of(plan={"dp": 2, "zero": 3, "low_precision_shard": True}, run={"fp8_weights": True})
+    assert static_memory(s)[0].weights == (2 * static_memory(s)[0].params - 4 * LINEAR) / 2
+
+
+def test_blackwell_transposes_nothing(fp8_of: Any) -> None:
+    s = fp8_of(plan={"dp": 2, "zero": 3}, run={"fp8_weights": True}, architecture="blackwell")
+    assert "fc1 weight transpose" not in kernels(*layer_of(s)["fc1"].input_grad)
+
+
 # 2e14 FLOP/s in fp8, half of it sustained there and all of it in bf16.
 def test_products_sustain_a_share_of_the_peak_by_precision(cluster_of: Any) -> None:
     rates = {"peak": RATES, "matmul_efficiency_in": {"fp8": 0.5}}
@@ -166,8 +199,11 @@ def test_fp8_takes_less_time_than_bf16(fp8_of: Any) -> None:
     {"dp": 2, "zero": 3, "recompute": "selective-op"},
     {"tp": 2, "pp": 2, "sequence_parallel": True, "tp_overlap": "all"},
 ])  # fmt: skip
-def test_engines_agree_and_nothing_stays_alive(fp8_of: Any, plan: Any, detail: str) -> None:
-    s = fp8_of(plan=plan, run={"detail": detail, "compiled": True})
+@pytest.mark.parametrize("alone", [False, True])
+def test_engines_agree_and_nothing_stays_alive(
+    fp8_of: Any, plan: Any, detail: str, alone: bool
+) -> None:
+    s = fp8_of(plan=plan, run={"detail": detail, "compiled": True, "fp8_weights": alone})
     program = lower(s)
     same_in_all(program, price(program, s.cluster))
     memory = sim.simulate(s).memory
@@ -188,6 +224,19 @@ def test_a_device_without_a_rate_for_fp8_is_refused(scenario_of: Any) -> None:
 def test_a_scaling_without_fp8_is_refused(scenario_of: Any) -> None:
     with pytest.raises(DescriptionError, match=r"'current' is for run\.precision 'fp8'"):
         scenario_of(run={"fp8_scaling": "current"})
+
+
+@pytest.mark.parametrize(
+    ("plan", "run", "words"),
+    [
+        ({}, {"precision": "bf16"}, "fp8_weights is for run.precision 'fp8', not 'bf16'"),
+        ({}, {"frozen_layers": 1}, "fp8_weights is not modelled with run.frozen_layers"),
+        ({"offload_optimizer": True}, {}, "fp8_weights is not modelled with plan.offload_optim"),
+    ],
+)
+def test_weights_in_fp8_alone_have_their_limits(fp8_of: Any, plan: Any, run: Any, words: str):
+    with pytest.raises(DescriptionError, match=words):
+        fp8_of(plan=plan, run={"fp8_weights": True, **run})
 
 
 # ---- compiled layers ----
@@ -250,3 +299,71 @@ def test_collectives_run_beside_the_products_that_they_feed_or_follow(
 def test_pieces_need_sequence_parallelism(scenario_of: Any) -> None:
     with pytest.raises(DescriptionError, match="'all' is for sequence_parallel"):
         scenario_of(plan={"tp": 2, "tp_overlap": "all"})
+
+
+# --- blocks of 32 with a scale of a byte each -------------------------------------------------
+
+MX = {"fp8_scaling": "mxfp8"}
+LOW = 1 + 1 / 32
+
+
+@pytest.fixture
+def mx_of(fp8_of: Any) -> Callable[..., Scenario]:
+    def make(plan: dict[str, Any] | None = None, **device: Any) -> Scenario:
+        made: Scenario = fp8_of(plan, MX, **{"architecture": "blackwell", **device})
+        return made
+
+    return make
+
+
+# Two bytes read once; written along either dimension, a scale of a byte beside each 32.
+def test_blocks_are_cast_for_both_directions_in_one_pass(mx_of: Any) -> None:
+    qkv = layer_of(mx_of())["qkv"]
+    assert kernels(*qkv.forward)["qkv cast"].bytes == (2 + 2 * LOW) * 32 * 64
+    assert qkv.kept_bytes == LOW * 32 * 64
+
+
+def test_a_product_reads_the_scales_of_blocks_too(mx_of: Any) -> None:
+    fc1 = kernels(*layer_of(mx_of())["fc1"].forward)["fc1"]
+    assert fc1.bytes == LOW * (32 * 64 + 64 * 320) + 2 * 32 * 320
+
+
+# Each of 2 ranks casts its 16 of 32 tokens for both directions; no copy is turned into the other.
+def test_each_rank_casts_its_part_of_a_gathered_input_for_both_directions(mx_of: Any) -> None:
+    s = mx_of({"tp": 2, "sequence_parallel": True})
+    cast = kernels(*layer_of(s)["qkv"].forward)["qkv cast"]
+    assert cast.bytes == (2 + 2 * LOW) * 16 * 64
+
+
+def test_gathers_bring_blocks_with_their_scales(mx_of: Any) -> None:
+    p = lower(mx_of({"tp": 2, "sequence_parallel": True})).flat
+    sizes = {c.bytes for c in p.costs if isinstance(c, Flow) and c.name == "all_gather"}
+    assert sizes == {LOW * 32 * 64, 2 * 32 * 64}
+
+
+def test_weights_are_held_in_blocks_along_both_dimensions(mx_of: Any) -> None:
+    stage = static_memory(mx_of())[0]
+    assert stage.weights == 2 * stage.params + 2 * LOW * 4 * LINEAR
+
+
+# A shard's gathered weight is cast for both products of its layer, and both copies stay.
+def test_gathered_weights_are_cast_in_blocks_along_both_dimensions(mx_of: Any) -> None:
+    fc1 = layer_of(mx_of({"dp": 2, "zero": 3}))["fc1"]
+    assert kernels(*fc1.forward)["fc1 weight cast"].bytes == (2 + 2 * LOW) * 64 * 320
+    assert fc1.kept_bytes == LOW * (32 * 64 + 2 * 64 * 320)
+
+
+def test_only_blackwell_multiplies_blocks(mx_of: Any) -> None:
+    with pytest.raises(DescriptionError, match="multiplies no blocks that have scales"):
+        mx_of(architecture="hopper")
+
+
+def test_engines_agree_in_blocks(mx_of: Any) -> None:
+    s = mx_of({"tp": 2, "sequence_parallel": True, "pp": 2})
+    program = lower(s)
+    same_in_all(program, price(program, s.cluster))
+
+
+def test_the_report_says_what_shares_a_scale(fp8_of: Any, mx_of: Any) -> None:
+    assert any("one scale a tensor" in line for line in assumptions(fp8_of()))
+    assert any("one scale for each 32 elements" in line for line in assumptions(mx_of()))
