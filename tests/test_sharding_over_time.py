@@ -75,7 +75,10 @@ def test_weights_are_alive_from_their_gather_and_gradients_from_their_backward(
     # head forward and backward have no layer number: forward of embedding and head, then backward
     start = work(result, "B", NONE)[0][0]
     ahead = 2 * parts.layer.params * prefetch
-    assert passing_at(result, start) == kept + head + head + ahead + 2 * 32 * 128
+    # most is alive once the loss has been freed: the head's own gradient, those of its ends
+    freed, gradient = 4 * 32 * 128, 2 * 64 * 128
+    alive = gradient - freed + 2 * 32 * (64 + 128)
+    assert passing_at(result, start) == kept + head + ahead + alive
 
 
 # Stage 2, one bucket for all: after the last backward op no activation is left, but 2 bytes of
@@ -92,11 +95,13 @@ def test_stage_2_holds_gradients_in_full_until_they_are_reduced(scenario_of, lla
 @pytest.mark.parametrize(
     "more",
     [{}, {"pp": 2}, {"tp": 2}, {"reshard_after_forward": False}, {"recompute": "full"},
+     {"pp": 2, "no_sync": True}, {"root_holds_ends": True},
      {"pp": 2, "schedule": "GPipe", "reshard_after_forward": False}],
 )  # fmt: skip
 def test_what_comes_goes(scenario_of, zero, more, detail):
     if zero == 2:
-        more = {k: v for k, v in more.items() if k != "reshard_after_forward"}
+        own = ("reshard_after_forward", "no_sync", "root_holds_ends")
+        more = {k: v for k, v in more.items() if k not in own}
     plan = {"dp": 4, "zero": zero, **more}
     memory = sim.simulate(
         scenario_of(plan=plan, run={"gradient_dtype": "fp32", "detail": detail})
@@ -259,3 +264,55 @@ def test_a_step_of_512_ranks_runs_on_one_of_them(scenario_of, cluster_of, llama)
 def test_one_shard_is_plain_data_parallelism(scenario_of, zero, plan):
     sharded = lower(scenario_of(plan={**plan, "zero": zero}))
     assert sharded == lower(scenario_of(plan={k: v for k, v in plan.items() if k != "dp_shard"}))
+
+
+# Two stages, four microbatches of 8 samples over dp 4: each block's gradients, 4 bytes a parameter,
+# are reduced in each of four backwards, or added up and reduced in the last.
+def test_without_sync_a_step_reduces_gradients_once(scenario_of, llama):
+    def reduced(no_sync):
+        plan = {"dp": 4, "pp": 2, "zero": 3, "reshard_after_forward": False, "no_sync": no_sync}
+        run = {"gradient_dtype": "fp32", **ONE}
+        p = sim.simulate(scenario_of(model=llama, batch=16, plan=plan, run=run)).program
+        mine = p.rank == 0
+        names = [p.costs[cost].name for cost in p.cost[mine]]
+        return names.count("reduce_scatter"), names.count("gradient accumulation")
+
+    blocks_of_stage = 3  # the embedding and two layers
+    assert reduced(no_sync=False) == (4 * blocks_of_stage, 0)
+    assert reduced(no_sync=True) == (blocks_of_stage, 4 * blocks_of_stage)
+
+
+# Between a backward and the next forward of the first stage: 4 bytes of each of its parameters in
+# sums that are not reduced, besides what the warm-up microbatches and gathered weights take.
+def test_without_sync_gradients_stay_in_full_between_backwards(scenario_of, llama):
+    def alive(no_sync):
+        plan = {"dp": 4, "pp": 2, "zero": 3, "reshard_after_forward": False, "no_sync": no_sync}
+        run = {"gradient_dtype": "fp32", "num_steps": 1}
+        result = sim.simulate(scenario_of(model=llama, batch=16, plan=plan, run=run))
+        p, t = result.program, result.timeline
+        last = np.flatnonzero((p.rank == 0) & (p.action == sim.program.ACTION_CODE["F"]))[-1]
+        times, held = result.memory.only("unreduced").of_rank(0)
+        return held[np.searchsorted(times, t.end[last], side="right") - 1]
+
+    parts = blocks(llama, shapes(scenario_of(model=llama)))
+    params = parts.embedding.params + 2 * parts.layer.params
+    assert alive(no_sync=True) == 4 * params
+    assert alive(no_sync=False) < 4 * params / 2  # what is on its way
+
+
+# FSDP's root holds what no other module does: while layers compute, embedding and head are there.
+def test_a_root_module_keeps_embedding_and_head_gathered(scenario_of, llama):
+    def gathered(root):
+        plan = {**FSDP, "root_holds_ends": root}
+        result = sim.simulate(scenario_of(model=llama, batch=4, plan=plan, run=ONE))
+        times, held = result.memory.only("gathered").of_rank(0)
+        begin = work(result, "B", 2)[0][0]  # the last layer but one
+        return held[np.searchsorted(times, begin, side="right") - 1]
+
+    embedding = 2 * 64 * 128
+    assert gathered(root=True) - gathered(root=False) == embedding
+
+
+def test_no_sync_is_for_stage_3():
+    with pytest.raises(sim.errors.DescriptionError, match="no_sync: true is for zero 3, not 1"):
+        Plan(dp=2, zero=1, no_sync=True)

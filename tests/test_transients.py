@@ -172,18 +172,41 @@ def test_memory_in_a_program_parses_back_by_part(scenario_of: ScenarioOf) -> Non
         parse_program(broken)
 
 
-# 32 tokens x 128 logits: torch's eager loss has a copy beside the probabilities in forward, 4 bytes
-# each, and zeros and a gradient beside them in backward, 2 x 4 more, which it writes and reads.
+# 32 tokens x 128 logits: torch's eager loss has a copy beside the logarithms in forward, 4 bytes
+# each, and in backward the gradients of the logarithms and of the copy, 2 x 4 bytes, which are
+# freed before the logits' own is written; in place that one stands beside the probabilities.
 def test_the_eager_loss_has_two_more_tensors_of_logits(scenario_of: ScenarioOf) -> None:
     there, apart = (
         next(o for o in blocks(s.model, shapes(s)).head.operators if o.name == "loss")
         for s in (scenario_of(run={"loss_in_place": place}) for place in (True, False))
     )
     logits = 32 * 128
-    assert apart.backward_bytes - there.backward_bytes == 2 * 4 * logits
+    assert (apart.backward_bytes, there.backward_bytes) == (2 * 4 * logits, 2 * logits)
     assert apart.forward_bytes - there.forward_bytes == 4 * logits
     assert apart.kept_bytes == there.kept_bytes == 4 * logits
     (before,), (after,) = there.input_grad, apart.input_grad
     assert isinstance(before, Kernel)
     assert isinstance(after, Kernel)
     assert after.bytes - before.bytes == 2 * 4 * logits
+
+
+# 32 tokens x 64 logits a rank. Forward: logits in bf16, their fp32 copy, what is left of it above
+# the largest, and the logarithms that are kept. Backward: zeros, exponentials and their sum.
+def test_the_loss_over_divided_logits_has_three_tensors_of_them_either_way(
+    scenario_of: ScenarioOf,
+) -> None:
+    s = scenario_of(plan={"tp": 2}, run={"loss_in_place": False})
+    loss = next(o for o in blocks(s.model, shapes(s)).head.operators if o.name == "loss")
+    assert loss.kept_bytes == 4 * 32 * 64
+    assert loss.forward_bytes == (2 + 4 + 4) * 32 * 64
+    assert loss.backward_bytes == 3 * 4 * 32 * 64
+
+
+# Two bytes a logit are kept; forward reads them, backward reads them and writes as many.
+def test_a_compiled_loss_writes_nothing_in_fp32(scenario_of: ScenarioOf) -> None:
+    s = scenario_of(run={"compiled_loss": True})
+    loss = next(o for o in blocks(s.model, shapes(s)).head.operators if o.name == "loss")
+    assert (loss.kept_bytes, loss.forward_bytes, loss.backward_bytes) == (8192, 0, 8192)
+    assert [k.bytes for k in (*loss.forward, *loss.input_grad) if isinstance(k, Kernel)] == [
+        8192, 16384,
+    ]  # fmt: skip

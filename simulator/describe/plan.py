@@ -179,6 +179,13 @@ class Plan:
 
     torch's FSDP does not: it casts the fp32 shards before each gather.
     """
+    no_sync: bool = False
+    """With zero 3, reduce gradients in a step's last backward alone: until then each rank adds them
+    up in full, in the precision that they are reduced in (as torch.distributed.pipelining does
+    with FSDP2, `backward_maybe_with_nosync` of its stage.py)."""
+    root_holds_ends: bool = False
+    """With zero 3, keep embedding and head gathered from forward to backward, as weights of FSDP's
+    root module are that no block of its own holds (torchtitan until 2025)."""
     offload_optimizer: bool = False
     """Keep master weights and optimizer states in the host's memory and update them there: once a
     step gradients go there and weights come back (ZeRO-Offload: Ren et al., 2021, arXiv
@@ -343,6 +350,7 @@ class Plan:
             )
         for name, plain in (
             ("reshard_after_forward", True), ("prefetch", 1), ("low_precision_shard", False),
+            ("no_sync", False), ("root_holds_ends", False),
         ):  # fmt: skip
             value = getattr(self, name)
             if value != plain and self.zero != 3:

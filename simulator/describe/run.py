@@ -80,6 +80,11 @@ class Run:
     """Whether each layer is compiled (torch.compile): the sum of the residual stream and the norm
     that follows it in the layer are one kernel, so that what lies between is not read again; a
     layer that recomputes by operators keeps and computes nothing that backward does not need."""
+    layer_code: Literal["fused", "torchtitan"] = "fused"
+    """Whose code of a layer runs. `fused`: one product for q, k and v, one for a gate and what it
+    multiplies, one kernel a norm, rotary positions or activation function, tensor parallelism as
+    Megatron-LM's. `torchtitan`: its Llama's, in torch's own operators, with DTensor's tensor
+    parallelism and checkpoints that stop before the last product (`lower/plain.py`)."""
     optimizer: OptimizerName = "adamw"
     """See `describe.optimizer.OPTIMIZERS`."""
     fused_optimizer: bool = True
@@ -123,7 +128,11 @@ class Run:
     cuBLAS workspace of its own; the head is Megatron-LM's."""
     loss_in_place: bool = True
     """Whether the fp32 logits become the probabilities and their gradient where they lie, as in
-    Megatron-LM; else each is a tensor of its own, as in torch's eager `cross_entropy`."""
+    Megatron-LM; else each is a tensor of its own, as in torch's eager `cross_entropy` and, with
+    logits divided over tp, its `loss_parallel`."""
+    compiled_loss: bool = False
+    """Whether the loss is compiled (torch.compile), whatever `loss_in_place` says: it keeps the
+    logits as they are and writes nothing in fp32."""
     allocator_reserve: Annotated[float, Range(1, 2)] = 1.0
     """Bytes that torch's allocator has reserved over those allocated, at the peak: what
     fragmentation and its cache cost. 1.0, none, is a lower bound."""

@@ -17,6 +17,7 @@ from simulator.describe.fields import validate
 from simulator.describe.halves import schedule_contradictions
 from simulator.describe.jitter import Jitter, jitter_problems
 from simulator.describe.kinds import device_problems, mixture_problems
+from simulator.describe.layer_code import layer_code_problems
 from simulator.describe.layer_list import LayerList
 from simulator.describe.layout import read_layout
 from simulator.describe.model import Model
@@ -178,6 +179,7 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             f"run.linear_layers {run.linear_layers!r} says what is held where "
             "run.fused_accumulation is true; set it, or leave run.linear_layers out"
         )
+    yield from layer_code_problems(model, plan, run)
     yield from device_problems(s)
     yield from mixture_problems(s)
     yield from jitter_problems(s)

@@ -22,7 +22,7 @@ class Key(NamedTuple):
 
 
 KEYS: Mapping[str, Key] = {
-    "model.name": Key("text", "llama3", "model"),
+    "model.name": Key("text", "llama3", "model, run.layer_code"),
     "model.flavor": Key("text", "debugmodel", "model"),
     "model.converters": Key("texts", (), "run.precision"),
     "optimizer.name": Key("text", "AdamW", "run.optimizer"),
@@ -34,13 +34,13 @@ KEYS: Mapping[str, Key] = {
     "training.mixed_precision_param": Key("text", "bfloat16", "run.precision"),
     "training.enable_cpu_offload": Key("flag", False, "plan.offload_optimizer"),
     "compile.enable": Key("flag", False, "run.compiled"),
-    "compile.components": Key("texts", ("model", "loss"), "run.compiled"),
+    "compile.components": Key("texts", ("model", "loss"), "run.compiled, run.compiled_loss"),
     "parallelism.data_parallel_replicate_degree": Key("count", 1, "plan.dp, plan.dp_shard"),
     "parallelism.data_parallel_shard_degree": Key("count", -1, "plan.zero, plan.dp_shard"),
     "parallelism.fsdp_reshard_after_forward": Key("text", "default", "plan.reshard_after_forward"),
     "parallelism.tensor_parallel_degree": Key("count", 1, "plan.tp, plan.sequence_parallel"),
     "parallelism.enable_async_tensor_parallel": Key("flag", False, "plan.tp_overlap"),
-    "parallelism.pipeline_parallel_degree": Key("count", 1, "plan.pp"),
+    "parallelism.pipeline_parallel_degree": Key("count", 1, "plan.pp, plan.no_sync"),
     "parallelism.pipeline_parallel_schedule": Key("text", "1F1B", "plan.schedule"),
     "parallelism.pipeline_parallel_schedule_csv": Key("text", "", "plan.schedule"),
     "parallelism.pipeline_parallel_microbatch_size": Key("count", 1, "plan.microbatch_size"),

@@ -263,6 +263,8 @@ def _plan(
             plan["dp_shard"] = shards
         keep = s["parallelism.fsdp_reshard_after_forward"]
         plan["reshard_after_forward"] = keep == "always" or (keep == "default" and pp == 1)
+        if pp > 1:
+            plan["no_sync"] = True
     if tp > 1:
         plan["sequence_parallel"] = True
         asynchronous = s["parallelism.enable_async_tensor_parallel"] and _compiled(s)
@@ -379,11 +381,14 @@ def _run(s: _Settings, dp: int, left_out: list[str]) -> dict[str, Any]:
         "sequence_length": s["training.seq_len"],
         "precision": "fp8" if fp8 else "bf16" if low else "fp32",
         "compiled": _compiled(s),
+        "compiled_loss": s["compile.enable"] and "loss" in s["compile.components"],
         "optimizer": optimizers.get(kind, "adamw"),
         "fused_optimizer": s["optimizer.implementation"] == "fused",
         "clip_grad": s["training.max_norm"] > 0,
         "loss_in_place": False,
     }
+    if s["model.name"].startswith("llama3"):
+        run["layer_code"] = "torchtitan"
     if low:
         run["gradient_dtype"] = "fp32"
     if fp8:

@@ -195,6 +195,8 @@ class StageBodies(NamedTuple):
     """None where no backward is split."""
     weight_grad: Body | None = None
     last_weight_grad: Body | None = None
+    begin: Body | None = None
+    """A step's first backward, where it is not the last one and differs from others."""
 
 
 class Bodies(NamedTuple):
@@ -215,7 +217,7 @@ def stage_bodies(s: Scenario) -> Bodies:
         Tuning.of(s.run), s.run.frozen_layers, s.run.fused_optimizer, s.run.clip_grad,
         s.run.scales_loss, s.plan.pp, "bf16" in s.cluster.node.device.peak,
         s.plan.recompute, s.plan.recompute_layers, s.plan.recompute_again, s.plan.scatter_gather,
-        s.plan.post_validation, layout(s),
+        s.plan.post_validation, s.run.layer_code, layout(s),
         (s.plan.buckets, tuple(_exchange(s, 0.0))) if is_summed(s) else None,
         (s.plan.buckets, tuple(sharding.expert_exchange(s, 0.0)), sharding.expert_shards(s))
         if sharding.sums_experts(s) else None,
@@ -318,7 +320,7 @@ def _wait_for_weights(inputs: list[Segment], embedding: Block) -> None:
 def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> StageBodies:
     """Return the bodies of a stage whose blocks gather their weights (ZeRO's stage 3)."""
     parts = tuned(s)
-    chains = sharding.Passes([], [], [], [])  # the backward ones from their ends
+    chains = sharding.Passes([], [], [], [], [])  # the backward ones from their ends
     for block, numbers in _present(parts, stage):
         tied = shares_embedding(s, stage) and block.name == "head" and s.run.trains_all
         held = tied * embedding_weight(parts.blocks)  # and gathered for the embedding
@@ -329,21 +331,21 @@ def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTab
                 f, b = map(coarse, pair[:2]) if s.run.detail == "stage" else pair[:2]
                 size = weight_bytes(s, block) - held * s.precision.weight
                 made[id(pair)] = sharding.gathering(s, f, b, size, block.trained - held, stay)
-            first, forward, backward, last = made[id(pair)]
-            for chain, one in zip(
-                chains, (first, forward, backward[::-1], last[::-1]), strict=True
-            ):
-                chain += [segment._replace(layer=layer) for segment in one]
-    first, forward, backward, last = chains
+            for at, (chain, one) in enumerate(zip(chains, made[id(pair)], strict=True)):
+                way = 1 if at < 2 else -1
+                chain += [segment._replace(layer=layer) for segment in one[::way]]
+    first, forward, begin, backward, last = chains
     ahead, behind = _arrival(s, not stage.is_first), _arrival(s, not stage.is_last)
     opening, between = body(ahead + first, table), body(ahead + forward, table)
+    later = body(behind + backward[::-1], table)
     return StageBodies(
         forward=between,
-        backward=body(behind + backward[::-1], table),
+        backward=later,
         last=body(behind + last[::-1], table),
         reduce=body(_last_sums(s, parts, stage), table),
         optimizer=body(_update(s, stage, checked), table),
         first=opening,
+        begin=body(behind + begin[::-1], table) if s.plan.no_sync else None,
     )
 
 

@@ -12,6 +12,7 @@ from simulator.lower.experts import experts
 from simulator.lower.latent import latent_heads
 from simulator.lower.operators import Operator
 from simulator.lower.parallel import closed, linear, norm, opened, parallel
+from simulator.lower.plain import repeated_keys
 from simulator.lower.shapes import Shapes
 from simulator.program import Kernel
 
@@ -32,10 +33,16 @@ def _attention(model: Model, x: Shapes, causal: bool) -> tuple[Operator, ...]:
         relative=model.position == "relative",
     )  # fmt: skip
     made = latent_heads(model, x, heads) if model.is_latent else _heads(model, x, heads)
+    repeats = x.plain and heads.keys < heads.queries
+    if repeats:
+        queries, keys, *_ = heads.elements
+        made = (*made, repeated_keys(x.elements, queries=queries, keys=keys))
     return (
         norm("attention norm", model, x),
         *made,
-        *_core(x, heads, model.attention_dropout > 0),
+        *_core(
+            x, replace(heads, keys=heads.queries) if repeats else heads, model.attention_dropout > 0
+        ),
         *closed(x, model.hidden_size, _output("proj", model, x, heads)),
         _residual("attention residual", model, x),
     )

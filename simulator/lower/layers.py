@@ -24,6 +24,7 @@ from simulator.lower.branches import branches
 from simulator.lower.layer_list import listed
 from simulator.lower.operators import Operator
 from simulator.lower.parallel import entrance, leaving, linear, norm, opened
+from simulator.lower.plain import Written, as_written, eager_norm
 from simulator.lower.quantised import weights_cast_in_forward, weights_turned_in_backward
 from simulator.lower.recompute import Sizes, by_operator, lightly
 from simulator.lower.resnet import resnet
@@ -64,9 +65,26 @@ def _layer(model: Model, x: Shapes, kind: LayerKind) -> tuple[Operator, ...]:
         layer = tuple(weights_cast_in_forward(o, x.elements) for o in layer)
     if x.elements.turns_weights:
         layer = tuple(map(weights_turned_in_backward, layer))
+    if x.plain:
+        layer = as_written(layer, x.elements, _written(model, x))
     if x.attention != "unfused" and not (kind.has_experts or kind.crosses or model.is_latent):
         layer = by_operator(layer, x.elements, _sizes(model, x))
     return _compiled(layer, model, x.decoded if kind.crosses else x) if x.compiled else layer
+
+
+def _written(model: Model, x: Shapes) -> Written:
+    inner = model.intermediate_size // x.tp
+    queries = model.num_attention_heads * model.head_dim // x.tp
+    keys = model.num_key_value_heads * model.head_dim // x.tp
+    return Written(
+        columns={
+            "qkv": {"q": queries, "k": keys, "v": keys},
+            "fc1": {"gate": inner, "up": inner},
+        },
+        compiled=x.compiled,
+        tp=x.tp,
+        pipelined=x.tp > 1 and x.tp_overlap == "all",
+    )
 
 
 def _sizes(model: Model, x: Shapes) -> Sizes:
@@ -98,9 +116,7 @@ def _compiled(layer: tuple[Operator, ...], model: Model, x: Shapes) -> tuple[Ope
 
 
 def _convolutional(model: ResNet, x: Shapes) -> Blocks:
-    parts = resnet(
-        model, x.elements, batch=x.microbatch_size, image=x.image_size, in_place=x.loss_in_place
-    )
+    parts = resnet(model, x.elements, batch=x.microbatch_size, image=x.image_size, loss=x.loss)
     made = {id(one): Block(name="layer", operators=one) for one in parts.blocks}
     return Blocks(
         embedding=Block(name="embedding", operators=parts.stem),
@@ -183,7 +199,8 @@ def _again(layer: Block, plan: Plan) -> float:
         if mode == "light":
             operators = lightly(operators, plan.recompute_modules)
         parts = [p for o in operators for p in o.again]
-        return sum(p.flops for p in parts if isinstance(p, Kernel) and p.matmul is not None)
+        products = (p for p in parts if isinstance(p, Kernel) and p.matmul is not None)
+        return sum(p.flops * p.count for p in products)
     return sum(o.model_flops for o in operators if mode == "full" or o.core_input_bytes is not None)
 
 
@@ -260,8 +277,9 @@ def _patches(model: Model, patches: Patches, x: Shapes) -> tuple[Operator, ...]:
 def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
     e, h, share = x.elements, model.hidden_size, _vocab_share(model, x)
     rows = x.microbatch_size if model.patches else x.tokens  # the class token's alone
+    normed = norm("final norm", model, x)
     before = (
-        norm("final norm", model, x),
+        eager_norm(normed, e) if x.plain else normed,  # outside what is compiled
         *_dropped("final dropout", model, x),
         *(_transform(model, x) if model.head_transform else ()),
     )
@@ -269,7 +287,7 @@ def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
     logits = op.linear("head", own, tokens=rows, inputs=h, outputs=share, bias=False)
     logits = replace(logits, tied=model.tie_word_embeddings)
     bias = (op.bias("head bias", e, tokens=rows, outputs=share),) if model.head_bias else ()
-    loss = op.cross_entropy(e, tokens=rows, vocab=share, in_place=x.loss_in_place)
+    loss = op.cross_entropy(e, tokens=rows, vocab=share, kind=x.loss, parallel=x.tp > 1)
     after = _pooler(model, x) if model.pooler else ()
     if x.tp == 1:
         return (*before, logits, *bias, loss, *after)
@@ -343,5 +361,5 @@ def _pooler(model: Model, x: Shapes) -> tuple[Operator, ...]:
         op.linear("pooler", e, tokens=batch, inputs=h, outputs=h, bias=True),
         op.activation("tanh", e, size=batch * h, gated=False),
         op.linear("next sentence", e, tokens=batch, inputs=h, outputs=2, bias=True),
-        op.cross_entropy(e, tokens=batch, vocab=2, in_place=x.loss_in_place),
+        op.cross_entropy(e, tokens=batch, vocab=2, kind=x.loss),
     )

@@ -391,26 +391,42 @@ def embedding(
     )
 
 
-def cross_entropy(e: Elements, *, tokens: int, vocab: int, in_place: bool = True) -> Operator:
-    """Softmax and loss over the vocabulary in fp32; the fp32 probabilities are kept for backward.
+def cross_entropy(
+    e: Elements, *, tokens: int, vocab: int, kind: str = "in_place", parallel: bool = False
+) -> Operator:
+    """Softmax and loss over the vocabulary in fp32.
 
-    Where logits are shorter than fp32 a copy is made, and the gradient is copied back. With
-    `in_place` the copy becomes the probabilities and then the gradient, as in Megatron-LM's
-    `_VocabParallelCrossEntropy`, fused or not; torch's eager loss has each in a tensor of its own,
-    and one of zeros for the gradient of the logarithms.
+    `kind` says in what kernels, and what is kept for backward:
+
+    - ``in_place``: fp32 probabilities. Where logits are shorter a copy is made, which becomes the
+      probabilities and then the gradient, as in Megatron-LM's `_VocabParallelCrossEntropy`.
+    - ``eager``: torch's `cross_entropy` of ``logits.float()`` keeps fp32 logarithms; their gradient
+      is written into zeros, that of the copy and that of the logits into tensors of their own.
+      With `parallel`, logits divided over ranks, torch's `loss_parallel`
+      (torch/distributed/tensor/parallel/loss.py) runs it term by term: logits less their largest,
+      exponentials, their sum, logarithms; backward zeros, exponentials, their sum, a product.
+    - ``compiled``: nothing but the logits; each pass reads them (two, with `parallel`, for a sum
+      over ranks lies between) and the gradient is written as short as they are.
     """
-    size = float(tokens * vocab)
-    short = e.activation < FP32
-    copy = size * (e.activation + FP32) if short else 0.0
-    moved = size * 2 * FP32 + copy
-    apart = 0.0 if in_place else FP32 * size
+    size, short = float(tokens * vocab), e.activation < FP32
+    a, word = e.activation, FP32
+    copy = a + word if short else 0  # bytes an element of a cast either way
+    forward, backward, kept, passing, passing_back = {
+        "in_place": (copy + 2 * word, copy + 2 * word, word, a, a if short else 0),
+        "eager": (
+            (copy + 8 * word, copy + 8 * word, word, (a if short else 0) + 2 * word, 3 * word)
+            if parallel else
+            (copy + 2 * word, copy + 4 * word, word, a + (word if short else 0), 2 * word)
+        ),
+        "compiled": (a * (2 if parallel else 1), 2 * a, a, 0, a),
+    }[kind]  # fmt: skip
     return Operator(
         name="loss",
-        forward=(Kernel("loss", 5 * size, moved, "fp32"),),
-        input_grad=(Kernel("loss grad", 2 * size, moved + 2 * apart, "fp32"),),
-        kept_bytes=FP32 * size,
-        forward_bytes=e.activation * size + (apart if short else 0.0),
-        backward_bytes=(e.activation * size if short else 0.0) + 2 * apart,
+        forward=(Kernel("loss", 5 * size, size * forward, "fp32"),),
+        input_grad=(Kernel("loss grad", 2 * size, size * backward, "fp32"),),
+        kept_bytes=kept * size,
+        forward_bytes=passing * size,
+        backward_bytes=passing_back * size,
     )
 
 

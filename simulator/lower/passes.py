@@ -15,7 +15,7 @@ from simulator.describe.scenario import Scenario
 from simulator.lower.blocks import Block
 from simulator.lower.operators import Operator
 from simulator.lower.places import layout
-from simulator.lower.recompute import lightly
+from simulator.lower.recompute import lightly, stopping
 from simulator.lower.segments import (
     BACKWARD,
     COMPUTE,
@@ -30,6 +30,7 @@ from simulator.lower.segments import (
     recomputing,
     segments,
 )
+from simulator.lower.sharding import is_gathering
 from simulator.program import Memory
 
 
@@ -56,19 +57,22 @@ def block_passes(s: Scenario, block: Block, shared: bool, recompute: str) -> Pas
     def gradient(_index: int, o: Operator) -> float:
         return 0.0 if shared and o.tied else float(o.trained * size)
 
+    def unreduced(index: int, o: Operator) -> float:
+        return gradient(index, o) * s.precision.weight / size if is_gathering(s) else 0.0
+
     def everything(_index: int, o: Operator) -> float:
         return o.kept_bytes
 
     def first(index: int, o: Operator) -> float:
         if recompute == "full":  # the first operator keeps the layer's input
-            return o.kept_bytes if index == 0 else 0.0
+            return min(o.kept_bytes, o.stream_bytes or o.kept_bytes) if index == 0 else 0.0
         return o.kept_bytes if o.core_input_bytes is None else o.core_input_bytes
 
     def rest(index: int, o: Operator) -> float:
         return o.kept_bytes - first(index, o)
 
     def run(part: Block, which: Pass, kept: Callable[[int, Operator], float]) -> list[Segment]:
-        return segments(part, which, detail, Holding(kept, gradient))
+        return segments(part, which, detail, Holding(kept, gradient, unreduced))
 
     def both(backward: Callable[[Pass], list[Segment]], forward: list[Segment]) -> Passes:
         if not splits:
@@ -85,7 +89,10 @@ def block_passes(s: Scenario, block: Block, shared: bool, recompute: str) -> Pas
         return both(lambda half: once_more + run(block, half, everything), forward)
     forward = run(block, FORWARD, first)
     if recompute == "full":
-        again = run(block, RECOMPUTE, rest)
+        if s.run.layer_code == "torchtitan":
+            again = _stopping(block, detail)
+        else:
+            again = run(block, RECOMPUTE, rest)
         passes = both(lambda half: again + run(block, half, everything), forward)
         return _twice(passes, block, run) if splits and s.plan.recompute_again else passes
     parts = block.split(lambda o: o.core_input_bytes is not None)[::-1]
@@ -95,6 +102,18 @@ def block_passes(s: Scenario, block: Block, shared: bool, recompute: str) -> Pas
         return [seg for again, part in passes for seg in again + run(part, half, everything)]
 
     return both(core_again, forward)
+
+
+def _stopping(block: Block, detail: str) -> list[Segment]:
+    """Return a full recomputation that stops before the last product; all comes alive as it begins.
+
+    What the layer keeps anyhow is its input.
+    """
+    layer = stopping(block.operators)
+    more = block.kept_bytes - min(layer[0].kept_bytes, layer[0].stream_bytes)
+    again = RECOMPUTE._replace(parts=lambda o: o.again)
+    regained = Holding(lambda index, _o: 0.0 if index else more, lambda _index, _o: 0.0)
+    return segments(replace(block, operators=layer), again, detail, regained)
 
 
 def _twice(

@@ -184,6 +184,10 @@ def _body_numbers(grid: Grid, bodies: tuple[StageBodies, ...]) -> tuple[list[Bod
         at = grid.first_of(FORWARD)
         number[at] = ends[FORWARD, grid.place[at]]
     reduced = np.flatnonzero(grid.kind == REDUCE_GRAD)
+    if any(b.begin for b in bodies):
+        at = grid.first_of(BACKWARD)[grid.place[reduced]]
+        begin = np.array([numbered(b.begin or b.backward) for b in bodies])
+        number[at] = begin[grid.place[at]]
     for at in (grid.first_of(FORWARD)[grid.place[reduced]], grid.completed[reduced]):
         number[at] = ends[grid.kind[at], grid.place[at]]
     return shared, number

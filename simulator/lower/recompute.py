@@ -68,8 +68,8 @@ def _elementwise(o: Operator, _e: Elements, _x: Sizes) -> _Again:
     return _Again(0.0, o.forward)
 
 
-def _input(o: Operator, _e: Elements, _x: Sizes) -> _Again:
-    return _Again(o.kept_bytes, o.forward)
+def _input(o: Operator, e: Elements, x: Sizes) -> _Again:
+    return _Again(e.activation * x.local_hidden, o.forward)
 
 
 def _columns(o: Operator, e: Elements, part: float, whole: float) -> tuple[Part, ...]:
@@ -87,7 +87,16 @@ def _columns(o: Operator, e: Elements, part: float, whole: float) -> tuple[Part,
             matmul=(batch, m, columns, k),
         )  # fmt: skip
 
+    if len(o.forward) - len(_without_product(o)) > 1:  # products of their own (`lower.plain`)
+        return tuple(
+            p for p in o.forward
+            if not isinstance(p, Kernel) or p.matmul is None or p.name.endswith(SECOND)
+        )  # fmt: skip
     return tuple(cut(p) for p in o.forward)
+
+
+SECOND = (" k", " up")
+"""Ends of the names of products that run again, of those that are products of their own."""
 
 
 def _without_product(o: Operator) -> tuple[Part, ...]:
@@ -100,7 +109,8 @@ def _qkv(o: Operator, e: Elements, x: Sizes) -> _Again:
 
 def _attention(o: Operator, e: Elements, x: Sizes) -> _Again:
     """Save wq's and wv's results, which are as large as q and v, and attention's own."""
-    return _Again(o.kept_bytes - e.activation * x.keys, ())
+    core = o.core_input_bytes or 0.0
+    return _Again(o.kept_bytes - core + e.activation * (x.queries + x.keys), ())
 
 
 def _proj(o: Operator, e: Elements, x: Sizes) -> _Again:
@@ -146,9 +156,26 @@ RULES: Mapping[str, Callable[[Operator, Elements, Sizes], _Again]] = {
     "fc1": _fc1,
     "fc2": _fc2,
     "mlp residual": _nothing,
+    "qkv ahead": _qkv,
+    "fc1 ahead": _fc1,
+    "proj rest": _nothing,
+    "fc2 rest": _nothing,
     **dict.fromkeys(("gelu", "silu", "relu", "relu2"), _activation),
 }
 """What is saved of each operator of a layer and run again; of others nothing, and all."""
+
+
+def stopping(layer: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """Return the operators of a layer whose full recomputation ends where nothing more is needed.
+
+    torch's checkpoints without reentrance raise once the last tensor is there that backward uses
+    (`torch.utils.checkpoint.set_checkpoint_early_stop`): the last product's input.
+    """
+    last = next(at for at, o in enumerate(layer) if o.name == "fc2")
+    return tuple(
+        replace(o, again=o.forward if at < last else _without_product(o) if at == last else ())
+        for at, o in enumerate(layer)
+    )
 
 
 NORMS = ("attention norm", "cross norm", "mlp norm", "q norm", "kv norm")

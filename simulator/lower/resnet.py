@@ -24,10 +24,10 @@ class Parts(NamedTuple):
     head: tuple[Operator, ...]
 
 
-def resnet(model: ResNet, e: Elements, *, batch: int, image: int, in_place: bool) -> Parts:
+def resnet(model: ResNet, e: Elements, *, batch: int, image: int, loss: str) -> Parts:
     """Return the operators of a network for `batch` images of `image` x `image` pixels.
 
-    `in_place` is that of `operators.cross_entropy`.
+    `loss` is the `kind` of `operators.cross_entropy`.
     """
     stem, x = _stem(model, e, Maps(batch, model.num_channels, image))
     made: dict[tuple[Maps, int, int], tuple[Operator, ...]] = {}
@@ -40,7 +40,7 @@ def resnet(model: ResNet, e: Elements, *, batch: int, image: int, in_place: bool
                 made[key] = _block(model, e, *key)
             blocks.append(made[key])
             x = cv.below(x, channels, 1, key[2], 0)
-    return Parts(stem, tuple(blocks), _head(model, e, x, in_place))
+    return Parts(stem, tuple(blocks), _head(model, e, x, loss))
 
 
 def _stem(model: ResNet, e: Elements, x: Maps) -> tuple[tuple[Operator, ...], Maps]:
@@ -103,12 +103,12 @@ def _windows(model: ResNet, channels: int, stride: int) -> list[tuple[int, int, 
     return [(1, inner, first), (3, inner, second), (1, channels, 1)]
 
 
-def _head(model: ResNet, e: Elements, x: Maps, in_place: bool) -> tuple[Operator, ...]:
+def _head(model: ResNet, e: Elements, x: Maps, loss: str) -> tuple[Operator, ...]:
     labels = model.num_labels
     return (
         cv.average_pool("average pool", e, x),
         op.linear(
             "head", e, tokens=x.batch, inputs=x.channels, outputs=labels, bias=True
         ),
-        op.cross_entropy(e, tokens=x.batch, vocab=labels, in_place=in_place),
+        op.cross_entropy(e, tokens=x.batch, vocab=labels, kind=loss),
     )  # fmt: skip

@@ -118,6 +118,8 @@ class Holding(NamedTuple):
     """Bytes of activations from forward to backward."""
     gradient: Callable[[int, Operator], float]
     """Bytes of weight gradients."""
+    unreduced: Callable[[int, Operator], float] = lambda _index, _operator: 0.0
+    """Bytes of weight gradients that come alive with the work that makes them."""
 
 
 def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Segment]:
@@ -131,19 +133,20 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
     """
     out: list[Segment] = []
     kernels: list[Kernel] = []
-    alloc = free = most = 0.0  # `most` is alive at once of what these kernels bring
+    alloc = free = full = most = 0.0  # `most` is alive at once of what these kernels bring
     grads = {False: 0.0, True: 0.0}  # by whether they are experts'
     aside = False
 
     def close() -> None:
-        nonlocal alloc, free, most
+        nonlocal alloc, free, full, most
         if kernels:
             name = kernels[0].name if detail == "kernel" else f"{block.name} {run.name}"
-            passing = most - alloc
-            work = Work(name, tuple(kernels), None, Memory(alloc, passing), Memory(free, passing))
+            passing = most - alloc - full
+            brought = Memory(alloc, passing, unreduced=full)
+            work = Work(name, tuple(kernels), None, brought, Memory(free, passing))
             out.append(Segment(work, COMPUTE, aside=aside))
         kernels.clear()
-        alloc = free = most = 0.0
+        alloc = free = full = most = 0.0
 
     def complete() -> None:
         """Hand over gradients where a run of kernels ends, whatever the detail."""
@@ -175,7 +178,8 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
             # memory comes alive with an operator's first kernel and is released with its last
             if i == own[0]:
                 alloc += run.brings(operator, holding.kept(index, operator))
-            most = max(most, alloc - free + run.passing(operator))
+                full += holding.unreduced(index, operator) if run.completes else 0.0
+            most = max(most, alloc + full - free + run.passing(operator))
             if i == own[-1]:
                 free += run.frees(operator, holding.kept(index, operator))
             if run.completes and i == own[-1]:

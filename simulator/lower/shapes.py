@@ -44,7 +44,10 @@ class Shapes:
     sequence_parallel: bool = False
     tp_overlap: str = "none"
     compiled: bool = False
-    loss_in_place: bool = True
+    plain: bool = False
+    """Whether layers run as torchtitan's code has it (`lower.plain`)."""
+    loss: str = "in_place"
+    """In what kernels the loss runs, a `kind` of `operators.cross_entropy`."""
     megatron_head: bool = False
     """Whether the head's product is Megatron-LM's own, with its placeholder for the gradient."""
     image_size: int = IMAGE_SIZE
@@ -102,13 +105,20 @@ def shapes(s: Scenario) -> Shapes:
         sequence_parallel=s.plan.sequence_parallel,
         tp_overlap=s.plan.tp_overlap,
         compiled=s.run.compiled,
-        loss_in_place=s.run.loss_in_place,
+        plain=s.run.layer_code == "torchtitan",
+        loss=_loss(s),
         megatron_head=s.run.linear_layers != "torch",
         image_size=s.run.image_size or IMAGE_SIZE,
         decoder_sequence_length=s.run.decoder_sequence_length or 0,
         context=Context(s.plan.cp, s.plan.cp_style, s.plan.cp_balance == "zigzag"),
         routing=_routing(s),
     )  # fmt: skip
+
+
+def _loss(s: Scenario) -> str:
+    if s.run.compiled_loss:
+        return "compiled"
+    return "in_place" if s.run.loss_in_place else "eager"
 
 
 def _routing(s: Scenario) -> Routing:

@@ -43,6 +43,7 @@ from simulator.program import (
     Int16,
     Int32,
     Int64,
+    Kernel,
     Memory,
     Work,
 )
@@ -60,6 +61,8 @@ class Passes(NamedTuple):
     first: list[Segment]
     """The step's first forward."""
     forward: list[Segment]
+    begin: list[Segment]
+    """The step's first backward."""
     backward: list[Segment]
     last: list[Segment]
     """The step's last backward."""
@@ -96,7 +99,7 @@ def key(s: Scenario) -> tuple[object, ...]:
     plan = s.plan
     return (
         plan.zero, plan.shards, plan.replicas, plan.reshard_after_forward, plan.low_precision_shard,
-        _turns_around(s),
+        plan.no_sync and s.num_microbatches > 1, plan.root_holds_ends, _turns_around(s),
     )  # fmt: skip
 
 
@@ -135,7 +138,8 @@ def stays(s: Scenario, block: str, *, is_first: bool, is_last: bool) -> int:
     shares = s.model.shares_embedding or getattr(s.model, "num_decoder_layers", 0) > 0
     shared = shares and is_first and is_last and block == "embedding"
     shared = shared and s.run.trains_all  # frozen, it is gathered with the head again
-    if shared or not s.plan.reshard_after_forward:
+    root = s.plan.root_holds_ends and block in ("embedding", "head")
+    if shared or root or not s.plan.reshard_after_forward:
         return BY_MICROBATCH if turns and s.plan.pp == 1 else BY_STEP
     return BY_MICROBATCH if block == "head" and turns else BY_USE
 
@@ -186,18 +190,17 @@ def gathering(
         trained: parameters whose gradients are reduced.
         stay: one of `BY_USE`, `BY_MICROBATCH`, `BY_STEP`.
 
-    Gradients are as long as weights until their reduce-scatter copies them in its own precision.
+    `backward` brings the gradients of weights alive, as long as these.
     """
     if not size:
-        return Passes(forward, forward, backward, backward)
+        return Passes(forward, forward, backward, backward, backward)
     p = s.precision
     full, reduced = float(p.weight * trained), float(p.gradient * trained)
     gather = Segment(Flow("all_gather", size, alloc=Memory(gathered=size)), UNSHARD, place=AHEAD)
     if not backward:
         chain = [gather, *_on_work(forward, -1, free=Memory(gathered=size))]
-        return Passes(first=chain, forward=chain, backward=[], last=[])
-    summed = exchange(s, reduced, longer=reduced - full) if trained else []
-    backward = _on_work(backward, 0, alloc=Memory(unreduced=full))
+        return Passes(first=chain, forward=chain, begin=[], backward=[], last=[])
+    sums = _sums(s, trained, full, reduced) if trained else _Sums([], [], [])
 
     def one(chain: list[Segment], gathers: bool, frees: bool) -> list[Segment]:
         chain = _on_work(chain, -1, free=Memory(gathered=size)) if frees else chain
@@ -206,9 +209,39 @@ def gathering(
     return Passes(
         first=one(forward, True, stay == BY_USE),
         forward=one(forward, stay != BY_STEP, stay == BY_USE),
-        backward=one(backward, stay == BY_USE, stay != BY_STEP) + summed,
-        last=one(backward, stay == BY_USE, True) + summed,
+        begin=one(backward, stay == BY_USE, stay != BY_STEP) + sums.first,
+        backward=one(backward, stay == BY_USE, stay != BY_STEP) + sums.between,
+        last=one(backward, stay == BY_USE, True) + sums.last,
     )
+
+
+class _Sums(NamedTuple):
+    """What follows a step's first backward of a block, those between, and the last."""
+
+    first: list[Segment]
+    between: list[Segment]
+    last: list[Segment]
+
+
+def _sums(s: Scenario, trained: int, full: float, reduced: float) -> _Sums:
+    """Return how the gradients of a block are summed.
+
+    They are as long as weights, `full` bytes in all, until they are copied in the precision they
+    are reduced in, `reduced` bytes. With `plan.no_sync` that copy stays, later ones are added to
+    it, and the last backward reduces it.
+    """
+    if not s.plan.no_sync or s.num_microbatches == 1:
+        each = exchange(s, reduced, longer=reduced - full)
+        return _Sums(each, each, each)
+    name, gone = "gradient accumulation", Memory(unreduced=full)
+
+    def work(moved: float, alloc: Memory, free: Memory) -> list[Segment]:
+        kernel = Kernel(name, float(trained), moved, "fp32")
+        return [Segment(Work(name, (kernel,), None, alloc, free), COMPUTE)]
+
+    cast = work(full + reduced, Memory(unreduced=reduced), gone) if reduced != full else []
+    added = work(full + 2 * reduced, NOTHING, gone)
+    return _Sums(cast, added, added + exchange(s, reduced))
 
 
 def _on_work(

@@ -88,11 +88,13 @@ def sharding_lines(result: Result, plan: Plan) -> list[str]:
 
 def sharding_assumptions(plan: Plan, gradient: int) -> list[str]:
     """Return what was assumed of a sharded plan, whose gradients have `gradient` bytes."""
-    when = {
+    when: str = {
         1: "during the last backward, in buckets",
         2: "during every backward, in buckets; at most two buckets are in full",
         3: "during every backward, block by block; at most two blocks of them are in full",
     }[plan.zero]
+    if plan.no_sync:
+        when = "in a step's last backward; until then each rank adds them up in full"
     sums = "reduce-scattered"
     if plan.shards < plan.replicas:
         sums += f" over {plan.shards} ranks, and the shards all-reduced over the replicas,"
@@ -104,6 +106,8 @@ def sharding_assumptions(plan: Plan, gradient: int) -> list[str]:
             "nothing",
         ]
     kept = "the head keeps them where its backward follows its forward"
+    if plan.root_holds_ends:
+        kept = "embedding and head keep them until their backward"
     if not plan.reshard_after_forward:
         kept = "they stay until their backward, in a pipeline until the last one of the step"
     return [

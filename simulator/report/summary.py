@@ -393,10 +393,12 @@ def _memory_assumptions(s: Scenario) -> list[str]:
         "megatron": "linear layers make an empty gradient in each backward",
         "transformer_engine": "linear layers keep an empty gradient for each shape of weight",
     }[s.run.linear_layers]
-    place = "in place" if s.run.loss_in_place else "on copies of the logits"
+    place = "in place, in fp32" if s.run.loss_in_place else "on copies of the logits, in fp32"
+    if s.run.compiled_loss:
+        place = "on the logits as they are"
     return [
         "memory counts a tensor from the kernel that makes it to the last one that uses it, and "
-        f"cuBLAS workspaces; {products}; the loss works {place}, in fp32; the optimizer and "
+        f"cuBLAS workspaces; {products}; the loss works {place}; the optimizer and "
         "the copies of collectives take none",
         f"torch's allocator reserves {more} what is allocated at the peak (run.allocator_reserve); "
         + " and ".join(

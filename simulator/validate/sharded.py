@@ -107,24 +107,35 @@ def _torchtitan(row: Row) -> Scenario:
     ranks, tp, pp = int(row["n_gpus"]), int(row["tp"]), int(row["pp"])
     chunks = TITAN_CHUNKS[row["pp_schedule"] or "1F1B"]
     model = TITAN_MODELS[row["model"].rpartition("-")[2]]
+    of_2024 = row["table"] != "asyncTP"
     plan: Table = {
-        "dp": int(row["fsdp"]), "tp": tp, "pp": pp, "zero": 3,
+        "dp": int(row["fsdp"]), "tp": tp, "pp": pp, "zero": 3, "root_holds_ends": of_2024,
+        "no_sync": pp > 1,
         "microbatch_size": int(row["local_batch"]) // (pp * chunks), "sequence_parallel": tp > 1,
         "tp_overlap": "all" if row["async_tp"] == "1" else "none",
         "recompute": TITAN_RECOMPUTE[row["act_ckpt"]], "reshard_after_forward": pp == 1,
         **interleaved(chunks), **context(int(row["cp"] or 1), "all_gather"),
     }  # fmt: skip
-    if chunks > 1:
-        plan["layers_per_stage"] = _spread(126, pp * chunks)  # of the 405B
+    if pp > 1:
+        plan["layers_per_stage"] = _titan_stages(126, pp * chunks)  # of the 405B
     run: Table = {
         "global_batch_size": int(row["global_batch"]),
         "sequence_length": int(row["seq_len(8192 default where not printed)"]),
         "precision": "bf16", "gradient_dtype": "fp32", "attention": "flash2",
-        "compiled": row["compile"] == "1", "clip_grad": True, "loss_in_place": False,
+        "layer_code": "torchtitan", "compiled": row["compile"] == "1", "clip_grad": True,
+        "loss_in_place": False, "compiled_loss": not of_2024, "fused_optimizer": not of_2024,
     }  # fmt: skip
     if row["float8"] not in ("", "0", "bf16"):
         run |= {"precision": "fp8", "fp8_scaling": "current"}
     return described(model, nodes_of(ranks, GRAND_TETON), plan, run)
+
+
+def _titan_stages(layers: int, stages: int) -> list[int]:
+    """Return the layers of each stage as torchtitan of 2024 cuts them: what is left over goes to
+    the stages after the first one, a layer each (generate_split_points of pipelining_utils.py).
+    """
+    count, rest = divmod(layers, stages)
+    return [count + (0 < stage <= rest) for stage in range(stages)]
 
 
 def _spread(layers: int, stages: int) -> list[int]:

@@ -262,12 +262,16 @@ SOURCES = (
             "FlashAttention-2 (torch's); gradients reduced in fp32",
             "the limit of 500 W in place of 700 W leaves 0.894 of the clock: the cube root, since "
             "dynamic power goes with f V^2 and V with f; attention and memory are not slowed",
-            "torch.compile makes one kernel of a layer's residual sum and the norm after it and "
-            "finds scales of fp8 as tensors are written; without it a norm is one kernel too",
+            "layers run as torchtitan's Llama is written (run.layer_code); torch.compile makes one "
+            "kernel of a residual sum and the norm after it and finds scales of fp8 as tensors are "
+            "written; without it norms and the gate are a kernel for each term",
+            "runs of 2024: AdamW term by term (foreach, its default then), the loss not compiled, "
+            "embedding and head held by FSDP's root; those of 2025: fused, compiled, by themselves",
             "float8: one scale a tensor, from its own values; weights gathered in bf16 and cast",
-            "selective checkpointing is that by operators (llama3_8b.toml); async TP hides the "
-            "shorter of a collective and its product whole",
-            "a microbatch for each stage (torchtitan's default); two chunks a rank interleaved",
+            "selective checkpointing is that by operators (llama3_8b.toml); async TP fuses gathers "
+            "and scatters with products in a piece a rank, but no scatter after a sum of them",
+            "a microbatch for each stage (torchtitan's default), gradients reduced once a step; "
+            "two chunks a rank interleaved; layers cut as generate_split_points does",
             "context parallelism gathers K and V (its rotate method \"allgather\")",
         ),
     ),
