@@ -263,6 +263,20 @@ def test_the_example_of_deepseek_v3_sends_tokens_to_four_nodes_where_there_are_m
     assert (s.plan.ep, s.plan.etp, s.plan.expert_dispatch) == (ep, 1, dispatch)
 
 
+@pytest.mark.parametrize(
+    ("flags", "fusion"),
+    [
+        ("", "none"),
+        ("--moe-permute-fusion", "permutation"),
+        ("--moe-permute-fusion --moe-router-fusion", "all"),
+        ("--moe-router-fusion", "none"),
+    ],
+)
+def test_fused_routing_is_read(flags, fusion):
+    s = import_megatron(MIXTRAL, node="dgx-h100", nodes=4, flags=flags.split()).scenario
+    assert s.run.expert_fusion == fusion
+
+
 def test_what_moves_times_and_is_not_modelled_is_listed_with_what_is_taken():
     listed = import_megatron(LLAMA3_8B, node="dgx-h100").not_modelled
     assert [sentence.partition(":")[0] for sentence in listed] == [

@@ -25,11 +25,13 @@ from simulator.lower import operators as op
 from simulator.lower.operators import FP32, Along, Elements, Operator, Part
 from simulator.lower.parallel import linear, parallel
 from simulator.lower.quantised import in_fp8
+from simulator.lower.routing import PLACE, choice, counts, permutation, unpermutation
+from simulator.lower.routing import rows as moving_rows
 from simulator.lower.shapes import Routing, Shapes
 from simulator.program import Flow, Kernel
 
-ROW = 4
-"""Bytes of the place of one copy of a token, kept to bring it back."""
+FP8_ROWS = 16
+"""Rows of an expert that products in fp8 need a multiple of."""
 
 
 class Rows(NamedTuple):
@@ -87,13 +89,14 @@ def experts(model: Model, x: Shapes) -> tuple[Operator, ...]:
     if shared:  # its result waits for the experts', and in backward their gradient for its own
         routed = tuple(replace(o, forward_bytes=o.forward_bytes + waiting) for o in routed)
         shared = tuple(replace(o, backward_bytes=o.backward_bytes + waiting) for o in shared)
-    return (_router(model, x), _routing(model, x), *shared, *routed)
+    return (_router(model, x), choice(model, x), *counts(model, x), *shared, *routed)
 
 
 def _routed(model: Model, x: Shapes) -> tuple[Operator, ...]:
     """Return the way of copies of tokens to experts and back.
 
-    In fp8 they go there as bytes, cast before, and so do the gradients of what comes back.
+    With `run.fp8_dispatch` they go there as bytes, cast before, and so do the gradients of what
+    comes back.
     """
     assert model.num_experts is not None
     assert model.moe_intermediate_size is not None
@@ -102,8 +105,10 @@ def _routed(model: Model, x: Shapes) -> tuple[Operator, ...]:
     here, there, size = found.sent * h, r.etp * found.fullest, float(tokens * h)
     inner, count = model.moe_intermediate_size // r.etp, model.num_experts // r.ep
     up = (2 if model.gated_mlp else 1) * inner
-    low = 1 / e.activation if e.cast and r.ep > 1 else 1.0
+    low = 1 / e.activation if r.fp8 and r.ep > 1 else 1.0
     cast = per_token if low < 1 else 1
+    sent = copies(model, r) / per_token  # of the copies that ask for an expert
+    direct = r.dispatch == "all_to_all"  # rows are ordered before they are sent
 
     def product(name: str, inputs: int, outputs: int, divided: tuple[int, int]) -> Operator:
         return grouped(
@@ -111,29 +116,60 @@ def _routed(model: Model, x: Shapes) -> tuple[Operator, ...]:
             asked=2.0 * tokens * per_token * r.etp * inputs * outputs, divided=divided,
         )  # fmt: skip
 
-    exchanged = float(found.fullest * copies(model, r) / per_token * h * e.activation)
-    gathered = float(there * h * e.activation)
+    # copies of tokens as ranks exchange them, of a rank's own tokens and of those that it gets
+    own, others = sent * here, sent * there * h
+    exchanged, weights = sent * found.fullest * h, FP32 * found.fullest if direct else 0.0
+    finds = r.fusion != "none" and not r.padded
     weighted = op.activation(model.activation, e, size=there * inner, gated=model.gated_mlp)
+    shared = model.num_shared_experts > 0
+    ordered = permutation(
+        model, x, before=size if direct else others, after=here if direct else there * h,
+        columns=model.num_experts if direct else count, low=low,
+    )  # fmt: skip
+    if direct:
+        first, last = ordered, unpermutation(
+            "combine", x, before=here, after=size, low=low, shared=shared
+        )  # fmt: skip
+        sort = _sorting("sort", x, there * h, there, low=(low, 1), weights=not finds, finds=finds)
+        unsort = _sorting("unsort", x, there * h, there, low=(1, low), finds=finds)
+    else:
+        first, sort = _summed_copies(e, own, size), ordered
+        unsort = unpermutation("unsort", x, before=there * h, after=others, low=low)
+        last = _combination(e, size=size, copies=own, shared=shared, low=low)
     ways = [
-        _permutation("dispatch", e, before=size, after=here, places=found.sent, low=(low, 1)),
-        _exchange("to experts", exchanged, "ep", low=(low, 1)),
-        _gathering("gather", gathered, "etp", low),
-        _permutation("sort", e, before=there * h, after=there * h, low=(low, 1)),
+        first,
+        _exchange("to experts", x, exchanged, (low, 1), weights),
+        _gathering("gather", e.activation * others, "etp", low),
+        sort,
+        _sorting("pad", x, there * h, there, weights=True),
         product("expert fc1", h, up, (cast, 1)),
         replace(weighted, kept_bytes=weighted.kept_bytes + FP32 * there),
         product("expert fc2", inner, h, (1, cast)),
-        _permutation("unsort", e, before=there * h, after=there * h, low=(1, low)),
-        _scattering("scatter", gathered, "etp", low),
-        _exchange("from experts", exchanged, "ep", low=(1, low)),
-        _combination(
-            e, size=size, copies=here, adds=model.num_shared_experts > 0, low=low
-        ),
-    ]  # fmt: skip
+        _sorting("unpad", x, there * h, there),
+        unsort,
+        _scattering("scatter", e.activation * others, "etp", low),
+        _exchange("from experts", x, exchanged, (1, low)),
+        last,
+    ]
+    alone, padded = direct and (r.ep == 1 or count == 1), _is_padded(model, x)
     absent = {
         "to experts": r.ep == 1, "from experts": r.ep == 1, "gather": r.etp == 1,
-        "scatter": r.etp == 1, "sort": r.ep == 1 or count == 1, "unsort": r.ep == 1 or count == 1,
+        "scatter": r.etp == 1, "sort": alone, "unsort": alone, "pad": not padded,
+        "unpad": not padded,
     }  # fmt: skip
     return tuple(o for o in ways if not absent.get(o.name))
+
+
+def _is_padded(model: Model, x: Shapes) -> bool:
+    """Return whether rows of each expert are copied once more, to a number that fp8 multiplies.
+
+    Transformer Engine's `Fp8Padding`, which does nothing where the number is a multiple already.
+    """
+    r = x.routing
+    if not x.elements.cast or r.fusion == "all":
+        return False
+    each = rows(model, r, x.local_tokens).sent / (model.num_experts or 1)
+    return not (r.padded and each % FP8_ROWS == 0)
 
 
 def _router(model: Model, x: Shapes) -> Operator:
@@ -147,21 +183,6 @@ def _router(model: Model, x: Shapes) -> Operator:
         outputs=model.num_experts, bias=False,
     )  # fmt: skip
     return replace(o, repeated=True)
-
-
-def _routing(model: Model, x: Shapes) -> Operator:
-    """Return the choice of experts from scores in fp32, which are kept for backward."""
-    assert model.num_experts is not None
-    size = float(x.local_tokens * model.num_experts)
-    moved = size * (x.elements.activation + 2 * FP32)
-    return Operator(
-        name="routing",
-        forward=(Kernel("routing", 5 * size, moved, "fp32"),),
-        input_grad=(Kernel("routing grad", 2 * size, moved, "fp32"),),
-        kept_bytes=FP32 * size,
-        forward_bytes=x.elements.activation * size,
-        backward_bytes=x.elements.activation * size,
-    )
 
 
 def _shared(model: Model, x: Shapes) -> tuple[Operator, ...]:
@@ -182,39 +203,70 @@ def _shared(model: Model, x: Shapes) -> tuple[Operator, ...]:
     )  # fmt: skip
 
 
-def _permutation(
-    name: str, e: Elements, *, before: float, after: float, places: float = 0.0,
-    low: tuple[float, float],
+def _sorting(
+    name: str, x: Shapes, size: float, places: float, *, low: tuple[float, float] = (1.0, 1.0),
+    weights: bool = False, finds: bool = False,
 ) -> Operator:  # fmt: skip
-    """Copy rows into another order; backward sums the copies of a row. `places` are kept.
+    """Copy rows into another order, runs of them as a whole.
 
-    `low` are the shares of the bytes of an element that are moved forward and backward.
+    Args:
+        name: of the operator.
+        x: how tokens are routed.
+        size: elements of the rows.
+        places: rows.
+        low: shares of the bytes of an element that are moved forward and backward.
+        weights: whether the weights of the rows are copied too.
+        finds: whether a kernel finds the places of rows first; they are kept.
     """
-    there, back = low
-    return op.pointwise(
-        name, e, reads=there * before, writes=there * after, grad_reads=back * after,
-        grad_writes=back * before, kept_bytes=ROW * places,
-        passing=(there * (before + after), back * (before + after)), flops_per_element=0,
-    )  # fmt: skip
+    e, there, back = x.elements, *low
+    beside = (Kernel(f"{name} weights", 0.0, 2 * FP32 * places, "fp32"),) if weights else ()
+    found = (Kernel(f"{name} places", 0.0, PLACE * places, "fp32"),) if finds else ()
+    return Operator(
+        name=name,
+        forward=(*found, moving_rows(name, e, size, size, low=there), *beside),
+        input_grad=(moving_rows(f"{name} grad", e, size, size, low=back), *beside),
+        kept_bytes=PLACE * places if finds else 0.0,
+        forward_bytes=2 * there * e.activation * size,
+        backward_bytes=2 * back * e.activation * size,
+    )
 
 
-def _combination(e: Elements, *, size: float, copies: float, adds: bool, low: float) -> Operator:
-    """Sum the results of a token's experts, and the shared ones' result.
+def _summed_copies(e: Elements, copies: float, size: float) -> Operator:
+    """Send each token to where its experts are; backward sums the gradients that come back.
 
-    They are weighted before, in the activation, as Megatron-LM does since its core 0.12: the
-    weights' gradients need nothing from here.
+    Nothing is copied before: DeepEP's dispatch reads the tokens as it sends them.
     """
-    return op.pointwise(
-        "combine", e, reads=copies + (size if adds else 0), writes=size,
-        grad_reads=low * size, grad_writes=low * copies, kept_bytes=0.0,
-        passing=(size, low * copies),
-    )  # fmt: skip
+    return Operator(
+        name="send",
+        input_grad=(moving_rows("send grad", e, copies, size),),
+        backward_bytes=e.activation * (copies + size),
+    )
 
 
-def _exchange(name: str, size: float, axis: str, low: tuple[float, float]) -> Operator:
-    """Return an all-to-all, and the one in backward; `low` are shares of `size`."""
-    there, back = (Along(Flow("all_to_all", size * share), axis) for share in low)
-    return Operator(name=name, forward=(there,), input_grad=(back,))
+def _combination(e: Elements, *, size: float, copies: float, shared: bool, low: float) -> Operator:
+    """Sum what comes back for a token, as DeepEP's combine does, and the shared experts' result."""
+    added = (moving_rows("shared sum", e, 2 * size, size),) if shared else ()
+    cast = (moving_rows("combine grad", e, size, size, low=low),) if low < 1 else ()
+    return Operator(
+        name="combine",
+        forward=(moving_rows("combine", e, copies, size), *added),
+        input_grad=cast,
+        forward_bytes=e.activation * size,
+    )
+
+
+def _exchange(
+    name: str, x: Shapes, size: float, low: tuple[float, float], weights: float = 0.0
+) -> Operator:
+    """Return an all-to-all of `size` elements, and the one in backward, shares `low` of each.
+
+    Another one follows with `weights` bytes of the weights of copies, or their gradients.
+    """
+    beside = (Along(Flow("all_to_all", weights), "ep"),) if weights else ()
+    there, back = (
+        Along(Flow("all_to_all", share * x.elements.activation * size), "ep") for share in low
+    )
+    return Operator(name=name, forward=(there, *beside), input_grad=(back, *beside))
 
 
 def _gathering(name: str, size: float, axis: str, low: float) -> Operator:

@@ -196,7 +196,7 @@ def nemo(row: Row) -> Case:
     run: Table = {
         "global_batch_size": batch, "sequence_length": sequence, "gradient_dtype": "fp32",
         "precision": row["precision"][:4].strip("- ").lower(), "fused_accumulation": True,
-        "clip_grad": True,
+        "clip_grad": True, **({"expert_fusion": "permutation"} if has_experts else {}),
     }  # fmt: skip
     if run["precision"] == "fp8" and row["product"] == "Megatron-Bridge":
         run["fp8_scaling"] = "current"

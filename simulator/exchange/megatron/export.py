@@ -46,6 +46,7 @@ _SAID = {
     "run": {
         "global_batch_size", "sequence_length", "precision", "fp8_scaling", "optimizer",
         "clip_grad", "gradient_dtype", "fused_accumulation", "linear_layers", "attention",
+        "expert_fusion",
     },
 }  # fmt: skip
 """Fields that have flags."""
@@ -236,6 +237,8 @@ def _pipeline(s: Scenario) -> dict[str, Any]:
         "moe-enable-deepep": flex,
         "moe-expert-capacity-factor": plan.expert_capacity,
         "moe-pad-expert-input-to-capacity": plan.expert_padding,
+        "moe-permute-fusion": s.run.expert_fusion != "none",
+        "moe-router-fusion": s.run.expert_fusion == "all",
         "num-virtual-stages-per-pipeline-rank": plan.chunks if looped and not listed else None,
         "pipeline-model-parallel-layout": _quoted_layout(s) if listed else None,
         **({} if listed else {flag: getattr(plan, key) for flag, key in OF_LAYERS.items()}),

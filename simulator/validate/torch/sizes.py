@@ -54,7 +54,9 @@ def _products(kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
 
 
 def _fused(kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
-    for name, dtype in sorted({(k.algorithm, k.dtype) for k in kernels if k.algorithm}):
+    for name, dtype in sorted(
+        {(k.algorithm, k.dtype) for k in kernels if k.algorithm and k.matmul}
+    ):
         sizes = [k.matmul for k in kernels if k.algorithm == name and k.matmul and k.dtype == dtype]
         axes = {
             "batch": _axis([size[0] for size in sizes]),
