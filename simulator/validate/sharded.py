@@ -187,7 +187,7 @@ def nemo(row: Row) -> Case:
         **(blocking(pp, tp, sequence=tp > 1) if chunks == 1 else {}),
     }  # fmt: skip
     if has_experts:
-        plan |= {"ep": int(row["ep"]), "recompute": "light"}
+        plan |= {"ep": int(row["ep"]), **_experts_plan(row)}
         plan |= {"layers_per_stage": _spread(EXPERT_LAYERS[name], pp * chunks)} if pp > 1 else {}
     if name == "llama-3-405b" and pp > 1:  # 126 layers; embedding and head count as one each
         plan["layers_per_stage"] = [
@@ -196,15 +196,33 @@ def nemo(row: Row) -> Case:
     run: Table = {
         "global_batch_size": batch, "sequence_length": sequence, "gradient_dtype": "fp32",
         "precision": row["precision"][:4].strip("- ").lower(), "fused_accumulation": True,
-        "clip_grad": True, **({"expert_fusion": "permutation"} if has_experts else {}),
+        "clip_grad": True, **(BRIDGE_EXPERTS if has_experts else {}),
     }  # fmt: skip
     if run["precision"] == "fp8" and row["product"] == "Megatron-Bridge":
         run["fp8_scaling"] = "current"
     node, size = NEMO_NODES[row["system"]]
+    graphs = has_experts and row["container"] == "25.09" and row["system"] != "DGX-H100"
     return case(
         batch * sequence / (float(row["tokens_per_s_per_gpu"]) * ranks),
-        model, nodes_of(ranks, node, size), plan, run,
+        model, nodes_of(ranks, {"from": node, "host_launch": "0 us"} if graphs else node, size),
+        plan, run,
     )  # fmt: skip
+
+
+BRIDGE_EXPERTS: Table = {"expert_fusion": "all", "gradient_dtype": "bf16"}
+"""What Megatron-Bridge's scripts/performance/configs of Qwen3 and DeepSeek-V3 set in all releases:
+moe_router_fusion, with moe_permute_fusion of the models' recipes, and no grad_reduce_in_fp32."""
+
+
+def _experts_plan(row: Row) -> Table:
+    """Return what the configs of Megatron-Bridge say of a plan with experts, which rows do not.
+
+    DeepSeek-V3 computes up projections of latent attention again, Qwen3 nothing. In 25.09 copies
+    are dropped above a capacity of 1 and padded to it, on GB200 and B200 in one CUDA graph.
+    """
+    again = "light" if NEMO_EXPERTS[row["model"]]["from"] == "deepseek-v3" else "none"
+    drops = {"expert_capacity": 1.0, "expert_padding": True} if row["container"] == "25.09" else {}
+    return {"recompute": again, **drops}
 
 
 EXPERT_LAYERS = {"qwen3-30b-a3b": 48, "qwen3-235b-a22b": 94, "deepseek-v3": 61}

@@ -294,8 +294,12 @@ SOURCES = (
             "0.1; Nemotron-340B rotates all of its heads, not half",
             "Llama 3.1 405B counts embedding and head as a layer each when stages are cut",
             "context parallelism is a ring (Megatron-LM's default); Automodel gathers K and V",
-            "of models with experts norms and activation functions run again in backward, which "
-            "the summaries do not say; every expert gets the same",
+            "models with experts run as Megatron-Bridge's scripts/performance/configs say: routing "
+            "in fused kernels, gradients in bf16; Qwen3 computes nothing again, DeepSeek-V3 norms "
+            "and activation functions too, not only up projections; in 25.09 copies are dropped "
+            "above a capacity of 1 and experts padded to it, on GB200 in CUDA graphs. Tokens are "
+            "sent to each expert, exchanges exposed, though later configs have HybridEP or hide "
+            "exchanges behind another microbatch; every expert gets the same",
         ),
     ),
     Source(
