@@ -194,9 +194,10 @@ def nemo(row: Row) -> Case:
             128 // (pp * chunks) - (stage in (0, pp * chunks - 1)) for stage in range(pp * chunks)
         ]
     run: Table = {
-        "global_batch_size": batch, "sequence_length": sequence, "gradient_dtype": "fp32",
+        "global_batch_size": batch, "sequence_length": sequence,
         "precision": row["precision"][:4].strip("- ").lower(), "fused_accumulation": True,
-        "clip_grad": True, **(BRIDGE_EXPERTS if has_experts else {}),
+        "clip_grad": True,
+        **({"expert_fusion": "all"} if has_experts else {"gradient_dtype": "fp32"}),
     }  # fmt: skip
     if run["precision"] == "fp8" and row["product"] == "Megatron-Bridge":
         run["fp8_scaling"] = "current"
@@ -209,14 +210,11 @@ def nemo(row: Row) -> Case:
     )  # fmt: skip
 
 
-BRIDGE_EXPERTS: Table = {"expert_fusion": "all", "gradient_dtype": "bf16"}
-"""What Megatron-Bridge's scripts/performance/configs of Qwen3 and DeepSeek-V3 set in all releases:
-moe_router_fusion, with moe_permute_fusion of the models' recipes, and no grad_reduce_in_fp32."""
-
-
 def _experts_plan(row: Row) -> Table:
-    """Return what the configs of Megatron-Bridge say of a plan with experts, which rows do not.
+    """Return what Megatron-Bridge's scripts/performance/configs say of a plan with experts.
 
+    In all releases routing is fused (moe_router_fusion, and moe_permute_fusion of the models'
+    recipes) and gradients are in bf16 (grad_reduce_in_fp32 off).
     DeepSeek-V3 computes up projections of latent attention again, Qwen3 nothing. In 25.09 copies
     are dropped above a capacity of 1 and padded to it, on GB200 and B200 in one CUDA graph.
     """
