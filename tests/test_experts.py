@@ -373,6 +373,15 @@ def test_the_copy_of_the_embedding_is_summed_with_it(scenario_of) -> None:
 PLANS = [
     {"dp": 4, "ep": 4},
     {"dp": 2, "pp": 2, "ep": 2, "zero": 1},
+    {"dp": 8, "ep": 2, "expert_dispatch": "deduplicated"},
+    {
+        "dp": 2,
+        "tp": 2,
+        "ep": 2,
+        "etp": 2,
+        "sequence_parallel": True,
+        "expert_dispatch": "all_gather",
+    },
     {"dp": 2, "tp": 2, "ep": 4, "sequence_parallel": True, "tp_overlap": "all"},
     {"dp": 2, "tp": 2, "ep": 2, "etp": 2, "sequence_parallel": True, "recompute": "full"},
     {"pp": 2, "dp": 2, "ep": 2, "schedule": "ZB-H1", "recompute": "light"},
@@ -420,6 +429,11 @@ def test_activations_come_and_go(scenario_of, plan) -> None:
         ({}, {"lora_rank": 4}, "adapters are not modelled of tiny-experts"),
         ({"recompute": "selective-op"}, {}, "'selective-op' is not modelled of tiny-experts"),
         ({"expert_padding": True}, {}, "plan.expert_capacity, which is not set"),
+        (
+            {"dp": 2, "ep": 2, "expert_dispatch": "all_gather", "expert_capacity": 1.0},
+            {},
+            "plan.expert_capacity with plan.expert_dispatch 'all_gather'",
+        ),
         ({"expert_dispatch": "deduplicated"}, {}, "has no effect with plan.ep 1"),
         ({}, {"expert_load": (0.5, 0.5)}, "lists 2 shares; tiny-experts has 8 experts"),
         ({}, {"expert_load": (0.1,) * 8}, "the shares sum to 0.8"),
@@ -516,6 +530,41 @@ def test_rows_that_are_multiples_already_are_not_copied(
     assert ("pad" in [o.name for o in operators]) == pads
 
 
+# Of 32 tokens of 64 numbers each rank gathers those of all 4, with 8 bits and 8 weights of 2 bytes
+# each; its 2 experts get 64 copies, and results for all 128 tokens are summed over ranks.
+def test_all_tokens_may_be_gathered(scenario_of) -> None:
+    plan = {"dp": 4, "ep": 4, "expert_dispatch": "all_gather"}
+    s = scenario_of(model=TINY, plan=plan, run={"expert_fusion": "permutation"})
+    tokens, rows = 4 * 32 * 64, 64 * 64
+    sizes = {
+        name: [(p.flow.name, p.flow.bytes) for p in named(s, name).forward]
+        for name in ("tables", "to experts", "from experts")
+    }
+    assert sizes == {
+        "tables": [("all_gather", 4 * 32 * 8), ("all_gather", 4 * 32 * 8 * 2)],
+        "to experts": [("all_gather", 2 * tokens)],
+        "from experts": [("reduce_scatter", 2 * tokens)],
+    }
+    assert named(s, "dispatch").forward[-1].bytes == 2 * (tokens + rows)
+    assert named(s, "unsort").forward[-1].bytes == 2 * (tokens + rows)
+
+
+# Experts of one rank have their copies sorted all the same, as Megatron-LM does; padded copies lie
+# in the order of experts.
+@pytest.mark.parametrize(
+    ("plan", "sorts"),
+    [
+        ({}, True),
+        ({"expert_capacity": 1.0, "expert_padding": True}, False),
+        ({"dp": 8, "ep": 8}, False),
+    ],
+)
+def test_copies_are_sorted_where_a_rank_has_several_experts(scenario_of, plan, sorts) -> None:
+    s = scenario_of(model=TINY, plan=plan)
+    operators = blocks(s.model, shapes(s)).layers[-1].operators
+    assert ("sort" in [o.name for o in operators]) == sorts
+
+
 # `masked_select` twice; once more where some copies are dropped and their number is asked for;
 # DeepEP's dispatch once, thrice in front of the two where torch makes a table of its indices.
 @pytest.mark.parametrize(
@@ -528,6 +577,8 @@ def test_rows_that_are_multiples_already_are_not_copied(
         (Routing(ep=8, capacity=1.0, padded=True), 0),
         (Routing(ep=8, dispatch="deduplicated", fusion="permutation"), 1),
         (Routing(ep=8, dispatch="deduplicated"), 6),
+        (Routing(ep=8, dispatch="all_gather", fusion="permutation"), 2),
+        (Routing(ep=8, dispatch="all_gather"), 3),
     ],
 )
 def test_the_host_waits_where_it_does_not_know_how_many_copies_there_are(routing, expected) -> None:

@@ -557,10 +557,10 @@ def test_experts_are_divided_as_the_rest_of_a_layer_where_nothing_is_said():
     assert plan_of(flags).etp == 1
 
 
-def test_the_default_dispatcher_gathers_and_is_listed_as_not_modelled():
+def test_the_default_dispatcher_gathers():
     flags = EXPERTS.replace("--moe-token-dispatcher-type alltoall", "")
-    listed = read(f"{flags} --expert-model-parallel-size 2").not_modelled
-    assert any("moe-token-dispatcher-type allgather by default" in s for s in listed)
+    plan = read(f"{flags} --expert-model-parallel-size 2").scenario.plan
+    assert plan.expert_dispatch == "all_gather"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,11 @@ def _plan_problems(model: Model, plan: Plan, per_node: int) -> Iterator[str]:
     dispatch = plan.expert_dispatch
     if dispatch != "all_to_all" and plan.ep == 1:
         yield f"plan.expert_dispatch {dispatch!r} has no effect with plan.ep 1"
+    if dispatch == "all_gather" and plan.expert_capacity is not None:
+        yield (
+            "plan.expert_capacity with plan.expert_dispatch 'all_gather', which Megatron-LM does "
+            'not have: leave it out, or set plan.expert_dispatch = "all_to_all"'
+        )
     if dispatch == "node_limited" and model.topk_group == model.n_group:
         yield (
             f"plan.expert_dispatch 'node_limited': a token of {model.name} may go to all "
@@ -90,6 +95,8 @@ def _fp8_problems(plan: Plan, run: Run) -> Iterator[str]:
         return
     if run.precision != "fp8":
         yield f'run.fp8_dispatch is for run.precision "fp8", not {run.precision!r}'
+    if plan.expert_dispatch == "all_gather":
+        yield "run.fp8_dispatch: plan.expert_dispatch 'all_gather' gathers tokens as they are"
     if plan.ep == 1:
         yield "run.fp8_dispatch has no effect with plan.ep 1; leave it out"
 

@@ -22,13 +22,13 @@ import numpy as np
 
 from simulator.describe.model import Model
 from simulator.lower import operators as op
-from simulator.lower.operators import FP32, Along, Elements, Operator, Part
+from simulator.lower.dispatch import WAYS, Sizes, sorting
+from simulator.lower.operators import FP32, Elements, Operator, Part
 from simulator.lower.parallel import linear, parallel
 from simulator.lower.quantised import in_fp8
-from simulator.lower.routing import PLACE, choice, counts, permutation, unpermutation
-from simulator.lower.routing import rows as moving_rows
+from simulator.lower.routing import choice, counts
 from simulator.lower.shapes import Routing, Shapes
-from simulator.program import Flow, Kernel
+from simulator.program import Kernel
 
 FP8_ROWS = 16
 """Rows of an expert that products in fp8 need a multiple of."""
@@ -77,6 +77,7 @@ def copies(model: Model, routing: Routing) -> int:
         "all_to_all": model.experts_per_token,
         "deduplicated": routing.ep,
         "node_limited": model.topk_group,
+        "all_gather": routing.ep,
     }[routing.dispatch]
     return min(model.experts_per_token, most)
 
@@ -100,62 +101,39 @@ def _routed(model: Model, x: Shapes) -> tuple[Operator, ...]:
     """
     assert model.num_experts is not None
     assert model.moe_intermediate_size is not None
-    e, r, h, tokens = x.elements, x.routing, model.hidden_size, x.local_tokens
-    found, per_token = rows(model, r, tokens), model.experts_per_token
-    here, there, size = found.sent * h, r.etp * found.fullest, float(tokens * h)
-    inner, count = model.moe_intermediate_size // r.etp, model.num_experts // r.ep
+    e, r, h = x.elements, x.routing, model.hidden_size
+    found, count = rows(model, r, x.local_tokens), model.num_experts // r.ep
+    places, inner = r.etp * found.fullest, model.moe_intermediate_size // r.etp
     up = (2 if model.gated_mlp else 1) * inner
     low = 1 / e.activation if r.fp8 and r.ep > 1 else 1.0
-    cast = per_token if low < 1 else 1
-    sent = copies(model, r) / per_token  # of the copies that ask for an expert
-    direct = r.dispatch == "all_to_all"  # rows are ordered before they are sent
+    cast = model.experts_per_token if low < 1 else 1
+    asked = 2.0 * x.local_tokens * model.experts_per_token * r.etp
 
     def product(name: str, inputs: int, outputs: int, divided: tuple[int, int]) -> Operator:
         return grouped(
-            name, e, experts=count, rows=there, inputs=inputs, outputs=outputs,
-            asked=2.0 * tokens * per_token * r.etp * inputs * outputs, divided=divided,
+            name, e, experts=count, rows=places, inputs=inputs, outputs=outputs,
+            asked=asked * inputs * outputs, divided=divided,
         )  # fmt: skip
 
-    # copies of tokens as ranks exchange them, of a rank's own tokens and of those that it gets
-    own, others = sent * here, sent * there * h
-    exchanged, weights = sent * found.fullest * h, FP32 * found.fullest if direct else 0.0
-    finds = r.fusion != "none" and not r.padded
-    weighted = op.activation(model.activation, e, size=there * inner, gated=model.gated_mlp)
-    shared = model.num_shared_experts > 0
-    ordered = permutation(
-        model, x, before=size if direct else others, after=here if direct else there * h,
-        columns=model.num_experts if direct else count, low=low,
+    weighted = op.activation(model.activation, e, size=places * inner, gated=model.gated_mlp)
+    sizes = Sizes(
+        tokens=float(x.local_tokens * h), own=found.sent * h, places=places, arrived=places * h,
+        weights=FP32 * found.fullest, sent=copies(model, r) / model.experts_per_token, low=low,
     )  # fmt: skip
-    if direct:
-        first, last = ordered, unpermutation(
-            "combine", x, before=here, after=size, low=low, shared=shared
-        )  # fmt: skip
-        sort = _sorting("sort", x, there * h, there, low=(low, 1), weights=not finds, finds=finds)
-        unsort = _sorting("unsort", x, there * h, there, low=(1, low), finds=finds)
-    else:
-        first, sort = _summed_copies(e, own, size), ordered
-        unsort = unpermutation("unsort", x, before=there * h, after=others, low=low)
-        last = _combination(e, size=size, copies=own, shared=shared, low=low)
+    way = WAYS[r.dispatch](model, x, sizes)
     ways = [
-        first,
-        _exchange("to experts", x, exchanged, (low, 1), weights),
-        _gathering("gather", e.activation * others, "etp", low),
-        sort,
-        _sorting("pad", x, there * h, there, weights=True),
+        *way.there,
+        sorting("pad", x, places * h, places, weights=True),
         product("expert fc1", h, up, (cast, 1)),
-        replace(weighted, kept_bytes=weighted.kept_bytes + FP32 * there),
+        replace(weighted, kept_bytes=weighted.kept_bytes + FP32 * places),
         product("expert fc2", inner, h, (1, cast)),
-        _sorting("unpad", x, there * h, there),
-        unsort,
-        _scattering("scatter", e.activation * others, "etp", low),
-        _exchange("from experts", x, exchanged, (1, low)),
-        last,
+        sorting("unpad", x, places * h, places),
+        *way.back,
     ]
-    alone, padded = direct and (r.ep == 1 or count == 1), _is_padded(model, x)
+    padded = _is_padded(model, x)
     absent = {
         "to experts": r.ep == 1, "from experts": r.ep == 1, "gather": r.etp == 1,
-        "scatter": r.etp == 1, "sort": alone, "unsort": alone, "pad": not padded,
-        "unpad": not padded,
+        "scatter": r.etp == 1, "pad": not padded, "unpad": not padded,
     }  # fmt: skip
     return tuple(o for o in ways if not absent.get(o.name))
 
@@ -201,82 +179,6 @@ def _shared(model: Model, x: Shapes) -> tuple[Operator, ...]:
         op.activation(model.activation, e, size=x.tokens * inner, gated=model.gated_mlp),
         linear("shared fc2", x, inputs=inner, outputs=h, bias=False, divided=(1, x.divided)),
     )  # fmt: skip
-
-
-def _sorting(
-    name: str, x: Shapes, size: float, places: float, *, low: tuple[float, float] = (1.0, 1.0),
-    weights: bool = False, finds: bool = False,
-) -> Operator:  # fmt: skip
-    """Copy rows into another order, runs of them as a whole.
-
-    Args:
-        name: of the operator.
-        x: how tokens are routed.
-        size: elements of the rows.
-        places: rows.
-        low: shares of the bytes of an element that are moved forward and backward.
-        weights: whether the weights of the rows are copied too.
-        finds: whether a kernel finds the places of rows first; they are kept.
-    """
-    e, there, back = x.elements, *low
-    beside = (Kernel(f"{name} weights", 0.0, 2 * FP32 * places, "fp32"),) if weights else ()
-    found = (Kernel(f"{name} places", 0.0, PLACE * places, "fp32"),) if finds else ()
-    return Operator(
-        name=name,
-        forward=(*found, moving_rows(name, e, size, size, low=there), *beside),
-        input_grad=(moving_rows(f"{name} grad", e, size, size, low=back), *beside),
-        kept_bytes=PLACE * places if finds else 0.0,
-        forward_bytes=2 * there * e.activation * size,
-        backward_bytes=2 * back * e.activation * size,
-    )
-
-
-def _summed_copies(e: Elements, copies: float, size: float) -> Operator:
-    """Send each token to where its experts are; backward sums the gradients that come back.
-
-    Nothing is copied before: DeepEP's dispatch reads the tokens as it sends them.
-    """
-    return Operator(
-        name="send",
-        input_grad=(moving_rows("send grad", e, copies, size),),
-        backward_bytes=e.activation * (copies + size),
-    )
-
-
-def _combination(e: Elements, *, size: float, copies: float, shared: bool, low: float) -> Operator:
-    """Sum what comes back for a token, as DeepEP's combine does, and the shared experts' result."""
-    added = (moving_rows("shared sum", e, 2 * size, size),) if shared else ()
-    cast = (moving_rows("combine grad", e, size, size, low=low),) if low < 1 else ()
-    return Operator(
-        name="combine",
-        forward=(moving_rows("combine", e, copies, size), *added),
-        input_grad=cast,
-        forward_bytes=e.activation * size,
-    )
-
-
-def _exchange(
-    name: str, x: Shapes, size: float, low: tuple[float, float], weights: float = 0.0
-) -> Operator:
-    """Return an all-to-all of `size` elements, and the one in backward, shares `low` of each.
-
-    Another one follows with `weights` bytes of the weights of copies, or their gradients.
-    """
-    beside = (Along(Flow("all_to_all", weights), "ep"),) if weights else ()
-    there, back = (
-        Along(Flow("all_to_all", share * x.elements.activation * size), "ep") for share in low
-    )
-    return Operator(name=name, forward=(there, *beside), input_grad=(back, *beside))
-
-
-def _gathering(name: str, size: float, axis: str, low: float) -> Operator:
-    gather, sums = Flow("all_gather", size * low), Flow("reduce_scatter", size)
-    return Operator(name=name, forward=(Along(gather, axis),), input_grad=(Along(sums, axis),))
-
-
-def _scattering(name: str, size: float, axis: str, low: float) -> Operator:
-    gather, sums = Flow("all_gather", size * low), Flow("reduce_scatter", size)
-    return Operator(name=name, forward=(Along(sums, axis),), input_grad=(Along(gather, axis),))
 
 
 def grouped(

@@ -116,7 +116,7 @@ def counts(model: Model, x: Shapes) -> tuple[Operator, ...]:
     if r.padded:
         return ()
     counted = small("counts", Small(1, 1), pairs, 0.0)
-    if r.ep == 1 or r.dispatch != "all_to_all":  # DeepEP's are exchanged in its dispatch
+    if r.ep == 1 or r.dispatch != "all_to_all":  # of the tokens that are there, or DeepEP's own
         return (Operator(name="counts", forward=counted),)
     size = float(INDEX * model.num_experts * r.ep)
     sums = Kernel("sums of counts", 0.0, size, "fp32", count=SUMS)
@@ -128,11 +128,14 @@ def waits(r: Routing) -> int:
     """Return how often the host waits for the device in a forward pass through a layer.
 
     DeepEP's dispatch once, and thrice where torch makes a table of the indices that it gives;
-    `masked_select` twice; once for the number of copies where some are dropped.
+    `masked_select` twice; once for the number of copies where some are dropped. Where all tokens
+    are gathered, for the counts of a rank's experts (`.cpu()`), and their weights' `masked_select`.
     """
     if r.padded:
         return 0
     ordering = 2 if r.fusion == "none" else 0
+    if r.dispatch == "all_gather":
+        return 2 + ordering // 2
     if r.dispatch != "all_to_all":
         return 1 + (ordering and 3 + ordering)
     return ordering + (r.capacity is not None)
@@ -162,7 +165,7 @@ def permutation(
     way = "fused" if fused else "padded" if r.padded else "none"
     pairs, chosen = before / h * columns, after / h
     kept = PLACE * (2 * pairs + before / h) if fused else INDEX * chosen
-    moved = rows("dispatch", e, before, after, low=low, algorithm=PERMUTATION if fused else "")
+    moved = moving("dispatch", e, before, after, low=low, algorithm=PERMUTATION if fused else "")
     return Operator(
         name="dispatch",
         forward=(*small("places", ORDER[way], pairs, chosen), *waiting(r), moved),
@@ -193,8 +196,8 @@ def unpermutation(
         shared: whether the result of shared experts is added, by a kernel of its own.
     """
     e, fused = x.elements, x.routing.fusion != "none"
-    added = (rows("shared sum", e, 2 * after, after),) if shared else ()
-    grad = rows(f"{name} grad", e, after, before, low=low, algorithm=PERMUTATION if fused else "")
+    added = (moving("shared sum", e, 2 * after, after),) if shared else ()
+    grad = moving(f"{name} grad", e, after, before, low=low, algorithm=PERMUTATION if fused else "")
     return Operator(
         name=name,
         forward=(*summed(name, e, before, after, fused=fused), *added),
@@ -209,12 +212,12 @@ def summed(
 ) -> tuple[Kernel, ...]:
     """Return kernels that sum copies of rows: one, or torch's zeros and `scatter_add_`."""
     if fused:
-        return (rows(name, e, before, after, algorithm=PERMUTATION),)
-    zeros = rows("zeros", e, 0.0, after)
-    return (zeros, rows(name, e, before, after, algorithm=SCATTER))
+        return (moving(name, e, before, after, algorithm=PERMUTATION),)
+    zeros = moving("zeros", e, 0.0, after)
+    return (zeros, moving(name, e, before, after, algorithm=SCATTER))
 
 
-def rows(
+def moving(
     name: str, e: Elements, reads: float, writes: float, *, low: float = 1.0, algorithm: str = ""
 ) -> Kernel:
     """Return a kernel that moves rows; arguments count elements, `low` is the share of each."""

@@ -16,6 +16,7 @@ DISPATCH = {
     "were on as many ranks as they can be, and comes back summed",
     "node_limited": "a token is sent once to each node that has some of its experts, at most "
     "{groups}, and comes back summed; that it goes on inside nodes is hidden behind that",
+    "all_gather": "every token is gathered by every rank of ep, and results are summed over them",
 }
 """What each `plan.expert_dispatch` assumes."""
 
