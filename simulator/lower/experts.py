@@ -30,8 +30,8 @@ from simulator.lower.routing import choice, counts
 from simulator.lower.shapes import Routing, Shapes
 from simulator.program import Kernel
 
-FP8_ROWS = 16
-"""Rows of an expert that products in fp8 need a multiple of."""
+FP8_ROWS = {False: 16, True: 32}
+"""Rows of an expert that products in fp8 need a multiple of, by whether blocks have scales."""
 
 
 class Rows(NamedTuple):
@@ -105,7 +105,7 @@ def _routed(model: Model, x: Shapes) -> tuple[Operator, ...]:
     found, count = rows(model, r, x.local_tokens), model.num_experts // r.ep
     places, inner = r.etp * found.fullest, model.moe_intermediate_size // r.etp
     up = (2 if model.gated_mlp else 1) * inner
-    low = 1 / e.activation if r.fp8 and r.ep > 1 else 1.0
+    low = e.low / e.activation if r.fp8 and r.ep > 1 else 1.0
     cast = model.experts_per_token if low < 1 else 1
     asked = 2.0 * x.local_tokens * model.experts_per_token * r.etp
 
@@ -147,7 +147,7 @@ def _is_padded(model: Model, x: Shapes) -> bool:
     if not x.elements.cast or r.fusion == "all":
         return False
     each = rows(model, r, x.local_tokens).sent / (model.num_experts or 1)
-    return not (r.padded and each % FP8_ROWS == 0)
+    return not (r.padded and each % FP8_ROWS[x.elements.directed] == 0)
 
 
 def _router(model: Model, x: Shapes) -> Operator:
