@@ -78,6 +78,10 @@ class Run:
     operators: `permutation` puts rows in the order of experts and sums them by one kernel each
     (Megatron-LM's --moe-permute-fusion); `all` also scores and chooses (--moe-router-fusion) and
     fills experts up for fp8 as it orders."""
+    fp8_weights: bool = False
+    """In fp8, hold and gather the weights of layers' products in it alone: each rank casts its own
+    shard from the fp32 copy once a step (Megatron-LM's --fp8-param-gather, torchao's
+    enable_fsdp_float8_all_gather); else they lie and move in bf16 and are cast where they are."""
     compiled: bool = False
     """Whether each layer is compiled (torch.compile): the sum of the residual stream and the norm
     that follows it in the layer are one kernel, so that what lies between is not read again; a

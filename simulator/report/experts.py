@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simulator.describe.model import Model
 from simulator.describe.scenario import Scenario
+from simulator.hardware.grouped import ISSUE, STREAMS
 from simulator.lower.experts import rows
 from simulator.lower.routing import waits
 from simulator.lower.shapes import shapes
@@ -70,7 +71,8 @@ FUSION = {
 def _ways(s: Scenario, model: Model) -> list[str]:
     routing = shapes(s).routing
     out = [
-        "the experts of a rank are one product, its rows spread evenly over them; copies are "
+        "each expert of a rank is a product of its own, with an even part of the rows: the host "
+        f"issues one in {format_seconds(ISSUE)}, and {STREAMS} at most run at once; copies are "
         "weighted with the activation",
         f"routing runs the kernels of Megatron-LM, its loss that balances experts among them; "
         f"{FUSION[s.run.expert_fusion]}",
