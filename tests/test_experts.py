@@ -31,6 +31,7 @@ from simulator.lower.layers import (
 )
 from simulator.lower.memory import static_memory
 from simulator.lower.operators import Along
+from simulator.lower.routing import waiting, waits
 from simulator.lower.shapes import Routing, shapes
 from simulator.program import Flow, Kernel, Work
 
@@ -103,8 +104,9 @@ def test_the_first_layers_are_dense() -> None:
 # get 32 rows each.
 def test_balanced_experts_have_an_even_share_of_the_work(scenario_of) -> None:
     s = scenario_of(model=TINY, plan={"dp": 4, "ep": 4})
-    (there,) = named(s, "to experts").forward
+    there, weights = named(s, "to experts").forward
     assert there == Along(Flow("all_to_all", 64 * 64 * 2.0), "ep")
+    assert weights == Along(Flow("all_to_all", 64 * 4.0), "ep")  # in fp32, beside their rows
     (up,) = named(s, "expert fc1").forward
     assert (up.flops, up.matmul) == (2.0 * 64 * 64 * 64, (2, 32, 64, 64))
     assert up.bytes == 2 * (64 * 64 + 2 * 64 * 64 + 64 * 64)  # rows in, weights, rows out
@@ -112,12 +114,22 @@ def test_balanced_experts_have_an_even_share_of_the_work(scenario_of) -> None:
     assert (down.flops, down.matmul) == (2.0 * 64 * 64 * 32, (2, 32, 64, 32))
 
 
-# 4 layers x 4 microbatches x 4 ranks: there and back, forward and backward.
-def test_every_pass_of_a_layer_exchanges_twice(scenario_of) -> None:
-    s = scenario_of(model=TINY, plan={"dp": 4, "ep": 4}, run={"num_steps": 1})
+# 4 layers x 4 microbatches x 4 ranks: rows, their weights and rows back, forward and backward; the
+# counts of all ranks forward, where experts are not padded.
+@pytest.mark.parametrize(("padding", "gathers"), [(False, 1), (True, 0)])
+def test_every_pass_of_a_layer_exchanges_thrice(scenario_of, padding, gathers) -> None:
+    plan = {
+        "dp": 4,
+        "ep": 4,
+        "expert_padding": padding,
+        "expert_capacity": 1.0 if padding else None,
+    }
+    s = scenario_of(model=TINY, plan=plan, run={"num_steps": 1})
     program = lower(s).flat
     mine = [program.costs[c] for c in program.cost[program.stream == program.streams.index("ep")]]
-    assert Counter(cost.name for cost in mine) == {"all_to_all": 4 * 4 * 4 * 4}
+    assert Counter(cost.name for cost in mine) == Counter(
+        {"all_to_all": 4 * 4 * 4 * 6, "all_gather": 4 * 4 * 4 * gathers}
+    )
 
 
 # The rank of expert 0 gets 2 x 64 rows, of which 7/8 come from others: what 8 ranks exchange counts
@@ -170,13 +182,17 @@ def test_an_expert_with_twice_the_tokens_lengthens_the_step_by_its_path(scenario
 # The way to the experts and back on the round node, one microbatch of 32 tokens on each of 8 ranks:
 # 64 rows of 128 bytes. A pass over n bytes takes n ps and a gap of 1 us; products here are bound by
 # bytes. Dispatch 4,096 + 8,192; fc1 8,192 + 8,192 + 8,192 (rows, one weight, results); SwiGLU
-# 8,192 + 4,096; fc2 4,096 + 4,096 + 8,192; combine 8,192 + 4,096: 77,824 bytes.
+# 8,192 + 4,096; fc2 4,096 + 4,096 + 8,192; combine 8,192 + 4,096: 77,824 bytes. Before dispatch
+# three kernels find places: of 32 x 8 scores 17 bytes each, of 64 copies 8.
 def test_the_forward_way_of_balanced_experts_takes_its_bytes(scenario_of) -> None:
-    s = scenario_of(model=TINY, plan={"dp": 8, "ep": 8}, batch=8)
+    s = scenario_of(
+        model=TINY, plan={"dp": 8, "ep": 8}, batch=8, run={"expert_fusion": "permutation"}
+    )
     names = ("dispatch", "expert fc1", "silu", "expert fc2", "combine")
     kernels = tuple(k for name in names for k in named(s, name).forward)
     seconds = sum(work_seconds(Work("", kernels), s.cluster.node).values())
-    assert seconds == pytest.approx(77_824e-12 + 5e-6)
+    places = 32 * 8 * 17 + 64 * 8
+    assert seconds == pytest.approx((77_824 + places) * 1e-12 + (5 + 3) * 1e-6)
 
 
 # One microbatch, gradients in one piece after it: every op of a rank comes after the one before.
@@ -222,7 +238,7 @@ def test_question_27_a_rank_sends_a_token_to_each_distinct_rank(
     scenario_of, ep, dispatch, sent
 ) -> None:
     s = scenario_of(model=TINY, plan={"dp": 8, "ep": ep, "expert_dispatch": dispatch})
-    (there,) = named(s, "to experts").forward
+    there = named(s, "to experts").forward[0]
     assert there.flow.bytes == 32 * sent * 64 * 2
 
 
@@ -291,7 +307,7 @@ def test_experts_cut_the_ranks_of_a_stage_anew(scenario_of) -> None:
     plan = {"dp": 4, "tp": 2, "ep": 4, "sequence_parallel": True}
     s = scenario_of(model=TINY, plan=plan)
     assert s.plan.edp == 2
-    (there,) = named(s, "to experts").forward
+    there = named(s, "to experts").forward[0]
     assert there.flow.bytes == 16 * 2 * 64 * 2  # each tp rank sends its own half of the tokens
     (up,) = named(s, "expert fc1").forward
     assert up.matmul == (2, 16, 64, 64)  # 4 x 32 copies over 8 experts
@@ -357,6 +373,15 @@ def test_the_copy_of_the_embedding_is_summed_with_it(scenario_of) -> None:
 PLANS = [
     {"dp": 4, "ep": 4},
     {"dp": 2, "pp": 2, "ep": 2, "zero": 1},
+    {"dp": 8, "ep": 2, "expert_dispatch": "deduplicated"},
+    {
+        "dp": 2,
+        "tp": 2,
+        "ep": 2,
+        "etp": 2,
+        "sequence_parallel": True,
+        "expert_dispatch": "all_gather",
+    },
     {"dp": 2, "tp": 2, "ep": 4, "sequence_parallel": True, "tp_overlap": "all"},
     {"dp": 2, "tp": 2, "ep": 2, "etp": 2, "sequence_parallel": True, "recompute": "full"},
     {"pp": 2, "dp": 2, "ep": 2, "schedule": "ZB-H1", "recompute": "light"},
@@ -404,11 +429,17 @@ def test_activations_come_and_go(scenario_of, plan) -> None:
         ({}, {"lora_rank": 4}, "adapters are not modelled of tiny-experts"),
         ({"recompute": "selective-op"}, {}, "'selective-op' is not modelled of tiny-experts"),
         ({"expert_padding": True}, {}, "plan.expert_capacity, which is not set"),
+        (
+            {"dp": 2, "ep": 2, "expert_dispatch": "all_gather", "expert_capacity": 1.0},
+            {},
+            "plan.expert_capacity with plan.expert_dispatch 'all_gather'",
+        ),
         ({"expert_dispatch": "deduplicated"}, {}, "has no effect with plan.ep 1"),
         ({}, {"expert_load": (0.5, 0.5)}, "lists 2 shares; tiny-experts has 8 experts"),
         ({}, {"expert_load": (0.1,) * 8}, "the shares sum to 0.8"),
         ({}, {"expert_load": (0.65, *[0.05] * 7)}, "no expert gets a token twice"),
         ({}, {"expert_load_exponent": 2.0}, "is for run.expert_load 'zipf'"),
+        ({}, {"fp8_dispatch": True}, 'run.fp8_dispatch is for run.precision "fp8"'),
     ],
 )
 def test_what_does_not_go_with_experts_is_said(scenario_of, plan, run, message) -> None:
@@ -451,12 +482,153 @@ def test_inputs_of_activations_may_stay_in_fp8(scenario_of, cluster_of) -> None:
 
 
 # Copies go to experts in fp8 and come back in bf16; their gradients likewise, the other way round.
-def test_copies_go_to_experts_in_fp8(scenario_of, cluster_of) -> None:
-    cluster = cluster_of(devices=4, device={"peak": {"fp32": 1e13, "bf16": 1e14, "fp8": 2e14}})
-    s = scenario_of(model=TINY, plan={"dp": 4, "ep": 4}, cluster=cluster, run={"precision": "fp8"})
+# Megatron-LM's go in bf16.
+@pytest.mark.parametrize(("low", "each"), [(True, 1), (False, 2)])
+def test_copies_may_go_to_experts_in_fp8(scenario_of, cluster_of, low, each) -> None:
+    s = in_fp8(scenario_of, cluster_of, fp8_dispatch=low)
     there, back = named(s, "to experts"), named(s, "from experts")
-    sizes = [o.flow.bytes for part in (there, back) for o in part.forward + part.input_grad]
-    assert sizes == [64 * 64, 64 * 64 * 2, 64 * 64 * 2, 64 * 64]
+    sizes = [
+        side[0].flow.bytes for part in (there, back) for side in (part.forward, part.input_grad)
+    ]
+    assert sizes == [64 * 64 * each, 64 * 64 * 2, 64 * 64 * 2, 64 * 64 * each]
+
+
+def in_fp8(scenario_of, cluster_of, plan=None, **run):
+    cluster = cluster_of(devices=4, device={"peak": {"fp32": 1e13, "bf16": 1e14, "fp8": 2e14}})
+    return scenario_of(
+        model=TINY, plan={"dp": 4, "ep": 4, **(plan or {})}, cluster=cluster,
+        run={"precision": "fp8", **run},
+    )  # fmt: skip
+
+
+# 64 rows of 64 numbers of 2 bytes are read and written once more before fc1 and after fc2, forward
+# and backward, and 64 fp32 weights beside those before: products in fp8 want 16 rows or a multiple.
+def test_rows_are_copied_to_multiples_of_16_in_fp8(scenario_of, cluster_of) -> None:
+    s = in_fp8(scenario_of, cluster_of)
+    for name, beside in (("pad", 64 * 8), ("unpad", 0)):
+        for side in (named(s, name).forward, named(s, name).input_grad):
+            assert sum(kernel.bytes for kernel in side) == 2 * 64 * 64 * 2 + beside
+
+
+# Two experts of each rank get 4 x 8 rows each; with a capacity of 2 they get 4 x 16.
+@pytest.mark.parametrize(
+    ("plan", "run", "pads"),
+    [
+        ({}, {}, True),
+        ({}, {"expert_fusion": "permutation"}, True),
+        ({}, {"expert_fusion": "all"}, False),
+        ({"expert_capacity": 1.0, "expert_padding": True}, {}, True),
+        ({"expert_capacity": 2.0, "expert_padding": True}, {}, False),
+        ({"expert_capacity": 2.0}, {}, True),
+    ],
+)
+def test_rows_that_are_multiples_already_are_not_copied(
+    scenario_of, cluster_of, plan, run, pads
+) -> None:
+    s = in_fp8(scenario_of, cluster_of, plan, **run)
+    operators = blocks(s.model, shapes(s)).layers[-1].operators
+    assert ("pad" in [o.name for o in operators]) == pads
+
+
+# Of 32 tokens of 64 numbers each rank gathers those of all 4, with 8 bits and 8 weights of 2 bytes
+# each; its 2 experts get 64 copies, and results for all 128 tokens are summed over ranks.
+def test_all_tokens_may_be_gathered(scenario_of) -> None:
+    plan = {"dp": 4, "ep": 4, "expert_dispatch": "all_gather"}
+    s = scenario_of(model=TINY, plan=plan, run={"expert_fusion": "permutation"})
+    tokens, rows = 4 * 32 * 64, 64 * 64
+    sizes = {
+        name: [(p.flow.name, p.flow.bytes) for p in named(s, name).forward]
+        for name in ("tables", "to experts", "from experts")
+    }
+    assert sizes == {
+        "tables": [("all_gather", 4 * 32 * 8), ("all_gather", 4 * 32 * 8 * 2)],
+        "to experts": [("all_gather", 2 * tokens)],
+        "from experts": [("reduce_scatter", 2 * tokens)],
+    }
+    assert named(s, "dispatch").forward[-1].bytes == 2 * (tokens + rows)
+    assert named(s, "unsort").forward[-1].bytes == 2 * (tokens + rows)
+
+
+# Experts of one rank have their copies sorted all the same, as Megatron-LM does; padded copies lie
+# in the order of experts.
+@pytest.mark.parametrize(
+    ("plan", "sorts"),
+    [
+        ({}, True),
+        ({"expert_capacity": 1.0, "expert_padding": True}, False),
+        ({"dp": 8, "ep": 8}, False),
+    ],
+)
+def test_copies_are_sorted_where_a_rank_has_several_experts(scenario_of, plan, sorts) -> None:
+    s = scenario_of(model=TINY, plan=plan)
+    operators = blocks(s.model, shapes(s)).layers[-1].operators
+    assert ("sort" in [o.name for o in operators]) == sorts
+
+
+# `masked_select` twice; once more where some copies are dropped and their number is asked for;
+# DeepEP's dispatch once, thrice in front of the two where torch makes a table of its indices.
+@pytest.mark.parametrize(
+    ("routing", "expected"),
+    [
+        (Routing(ep=8), 2),
+        (Routing(ep=8, fusion="permutation"), 0),
+        (Routing(ep=8, fusion="permutation", capacity=1.0), 1),
+        (Routing(ep=8, capacity=1.0), 3),
+        (Routing(ep=8, capacity=1.0, padded=True), 0),
+        (Routing(ep=8, dispatch="deduplicated", fusion="permutation"), 1),
+        (Routing(ep=8, dispatch="deduplicated"), 6),
+        (Routing(ep=8, dispatch="all_gather", fusion="permutation"), 2),
+        (Routing(ep=8, dispatch="all_gather"), 3),
+    ],
+)
+def test_the_host_waits_where_it_does_not_know_how_many_copies_there_are(routing, expected) -> None:
+    assert waits(routing) == expected
+
+
+# The copy to the host and the kernel after it are issued while the device has nothing to do.
+def test_a_wait_costs_twice_what_the_host_takes_to_issue_a_kernel(scenario_of, cluster_of) -> None:
+    node = replace(cluster_of().node, host_launch=60e-6)
+    (wait,) = waiting(Routing(ep=8, fusion="permutation", capacity=1.0))
+    assert work_seconds(Work("", (wait,)), node)["launch"] == pytest.approx(2 * 60e-6)
+
+
+# Sent once to each of 2 ranks a token's two copies are two rows, ordered where they arrive: 64 rows
+# that arrive become the 64 copies of 4 experts. Nothing is ordered before.
+def test_tokens_that_are_sent_once_are_ordered_where_they_arrive(scenario_of) -> None:
+    plan = {"dp": 8, "ep": 2, "expert_dispatch": "deduplicated"}
+    s = scenario_of(model=TINY, plan=plan, run={"expert_fusion": "permutation"})
+    names = [o.name for o in blocks(s.model, shapes(s)).layers[-1].operators]
+    assert names.index("send") < names.index("to experts") < names.index("dispatch")
+    assert "sort" not in names
+    assert named(s, "send").forward == ()
+    *_, moved = named(s, "dispatch").forward
+    assert moved.bytes == (64 + 64) * 64 * 2
+    assert named(s, "dispatch").kept_bytes == 4 * 64 * (2 * 4 + 1)
+
+
+# Rows at a device's own rate: 12,288 bytes at a fifth of 1 TB/s, summed one by one at a twentieth.
+@pytest.mark.parametrize(
+    ("fusion", "forward", "backward"),
+    [("permutation", 5 * 12_288, 5 * 12_288), ("none", 12_288, 20 * 12_288 + 4_096)],
+)
+def test_rows_are_moved_at_rates_of_their_own(
+    scenario_of, cluster_of, fusion, forward, backward
+) -> None:
+    rates = {"permutation": 0.2, "scatter": 0.05}
+    cluster = cluster_of(devices=8, device={"memory_efficiency_in": rates})
+    s = scenario_of(
+        model=TINY, plan={"dp": 8, "ep": 8}, cluster=cluster, run={"expert_fusion": fusion}
+    )
+    o = named(s, "dispatch")
+    for side, expected in ((o.forward[-1:], forward), (o.input_grad, backward)):
+        moved = tuple(k for k in side if not k.name.endswith("weights grad"))
+        bound = work_seconds(Work("", moved), s.cluster.node)
+        assert bound["memory"] == pytest.approx(expected * 1e-12)
+
+
+def test_a_device_has_rates_of_known_kinds_of_kernel_only(cluster_of) -> None:
+    with pytest.raises(DescriptionError, match="unknown kind of kernel 'scater', did you mean"):
+        cluster_of(device={"memory_efficiency_in": {"scater": 0.1}})
 
 
 # Norms, activations and up projections are computed again: of a layer stay its two norms' inputs,

@@ -263,6 +263,20 @@ def test_the_example_of_deepseek_v3_sends_tokens_to_four_nodes_where_there_are_m
     assert (s.plan.ep, s.plan.etp, s.plan.expert_dispatch) == (ep, 1, dispatch)
 
 
+@pytest.mark.parametrize(
+    ("flags", "fusion"),
+    [
+        ("", "none"),
+        ("--moe-permute-fusion", "permutation"),
+        ("--moe-permute-fusion --moe-router-fusion", "all"),
+        ("--moe-router-fusion", "none"),
+    ],
+)
+def test_fused_routing_is_read(flags, fusion):
+    s = import_megatron(MIXTRAL, node="dgx-h100", nodes=4, flags=flags.split()).scenario
+    assert s.run.expert_fusion == fusion
+
+
 def test_what_moves_times_and_is_not_modelled_is_listed_with_what_is_taken():
     listed = import_megatron(LLAMA3_8B, node="dgx-h100").not_modelled
     assert [sentence.partition(":")[0] for sentence in listed] == [
@@ -542,10 +556,10 @@ def test_experts_are_divided_as_the_rest_of_a_layer_where_nothing_is_said():
     assert plan_of(flags).etp == 1
 
 
-def test_the_default_dispatcher_gathers_and_is_listed_as_not_modelled():
+def test_the_default_dispatcher_gathers():
     flags = EXPERTS.replace("--moe-token-dispatcher-type alltoall", "")
-    listed = read(f"{flags} --expert-model-parallel-size 2").not_modelled
-    assert any("moe-token-dispatcher-type allgather by default" in s for s in listed)
+    plan = read(f"{flags} --expert-model-parallel-size 2").scenario.plan
+    assert plan.expert_dispatch == "all_gather"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,11 @@ from simulator.errors import DescriptionError, suggestion
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 """Precisions that a device may state a peak rate for."""
 
+MEMORY_KINDS = ("permutation", "scatter")
+"""Kinds of memory-bound kernels that a device may state a rate of their own for: one that copies
+rows of tokens to their places or sums them from there, and torch's `index_add_` and `scatter_add_`
+of such rows, whose sums are atomic."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
@@ -49,6 +54,8 @@ class Device:
     """The same by precision, a key of `peak`, where it is another."""
     memory_efficiency: Fraction
     """Share of the memory bandwidth that memory-bound kernels (norms, dropouts, ...) reach."""
+    memory_efficiency_in: dict[str, Fraction] = field(default_factory=dict)
+    """The same of some kinds of kernel, a key of `MEMORY_KINDS`, where it is another."""
     launch_overhead: Seconds
     """Gap between two dependent kernels of one stream."""
     peak: dict[str, FlopsPerSecond]
@@ -78,6 +85,12 @@ class Device:
         validate(self)
         if "fp32" not in self.peak:
             raise DescriptionError("Device.peak: fp32 is missing; element-wise work runs at it")
+        kinds = [kind for kind in self.memory_efficiency_in if kind not in MEMORY_KINDS]
+        if kinds:
+            raise DescriptionError(
+                f"Device.memory_efficiency_in: unknown kind of kernel {kinds[0]!r}"
+                f"{suggestion(kinds[0], MEMORY_KINDS)}"
+            )
         unknown = [d for d in (*self.peak, *self.matmul_efficiency_in) if d not in DTYPES]
         if unknown:
             raise DescriptionError(

@@ -31,6 +31,7 @@ def expert_problems(model: Model, plan: Plan, run: Run, per_node: int) -> Iterat
 
     yield from _plan_problems(model, plan, per_node)
     yield from _load_problems(model, run)
+    yield from _fp8_problems(plan, run)
 
 
 def _without_experts(model: Model, plan: Plan, run: Run) -> Iterator[str]:
@@ -38,7 +39,8 @@ def _without_experts(model: Model, plan: Plan, run: Run) -> Iterator[str]:
     for where, mine, plain, names in (
         ("plan", plan, plain_plan, ("ep", "etp", "expert_capacity", "expert_padding",
                                     "expert_dispatch")),
-        ("run", run, plain_run, ("expert_load", "expert_load_exponent")),
+        ("run", run, plain_run, ("expert_load", "expert_load_exponent", "expert_fusion",
+                                 "fp8_dispatch")),
     ):  # fmt: skip
         for name in names:
             value = getattr(mine, name)
@@ -59,6 +61,11 @@ def _plan_problems(model: Model, plan: Plan, per_node: int) -> Iterator[str]:
     dispatch = plan.expert_dispatch
     if dispatch != "all_to_all" and plan.ep == 1:
         yield f"plan.expert_dispatch {dispatch!r} has no effect with plan.ep 1"
+    if dispatch == "all_gather" and plan.expert_capacity is not None:
+        yield (
+            "plan.expert_capacity with plan.expert_dispatch 'all_gather', which Megatron-LM does "
+            'not have: leave it out, or set plan.expert_dispatch = "all_to_all"'
+        )
     if dispatch == "node_limited" and model.topk_group == model.n_group:
         yield (
             f"plan.expert_dispatch 'node_limited': a token of {model.name} may go to all "
@@ -80,6 +87,18 @@ def _plan_problems(model: Model, plan: Plan, per_node: int) -> Iterator[str]:
             "plan.gradient_exchange 'parameter_server' with experts, which other ranks hold than "
             "hold the rest, is not modelled; leave it out"
         )
+
+
+def _fp8_problems(plan: Plan, run: Run) -> Iterator[str]:
+    """Say why tokens cannot go to experts as bytes."""
+    if not run.fp8_dispatch:
+        return
+    if run.precision != "fp8":
+        yield f'run.fp8_dispatch is for run.precision "fp8", not {run.precision!r}'
+    if plan.expert_dispatch == "all_gather":
+        yield "run.fp8_dispatch: plan.expert_dispatch 'all_gather' gathers tokens as they are"
+    if plan.ep == 1:
+        yield "run.fp8_dispatch has no effect with plan.ep 1; leave it out"
 
 
 def _load_problems(model: Model, run: Run) -> Iterator[str]:

@@ -58,10 +58,13 @@ class Plan:
     expert_padding: bool = False
     """With `expert_capacity`, whether every expert computes just as many, some of them empty
     (Megatron-LM's --moe-pad-expert-input-to-capacity)."""
-    expert_dispatch: Literal["all_to_all", "deduplicated", "node_limited"] = "all_to_all"
+    expert_dispatch: Literal["all_to_all", "deduplicated", "node_limited", "all_gather"] = (
+        "all_to_all"
+    )
     """How often a token is sent over ep: to each of its experts; once to each of their ranks, all
     ranks of ep at most; once to each of their nodes, `topk_group` at most, inside which it goes on
-    (DeepSeek-V3, arXiv 2412.19437, section 3.2.2). It comes back summed as often."""
+    (DeepSeek-V3, arXiv 2412.19437, section 3.2.2). It comes back summed as often. `all_gather`:
+    all tokens to all ranks, whose results are summed over them (Megatron-LM's allgather)."""
     schedule: Annotated[str, OrFile(".csv")] = "1F1B"
     """Pipeline schedule, a name that `trainsim show schedule` lists, or a CSV file of action lists
     as torch.distributed.pipelining writes them, compute only or with communication."""

@@ -70,6 +70,14 @@ class Run:
     fp8_kept: bool = False
     """In fp8, keep the inputs of layers' activation functions in it too (DeepSeek-V3, section
     3.3.3): half the bytes, which forward writes beside its result."""
+    fp8_dispatch: bool = False
+    """In fp8, whether tokens go to experts, and their gradients back, as bytes, cast before (as
+    DeepSeek-V3's do); else in bf16, cast by the products of experts (Megatron-LM)."""
+    expert_fusion: Literal["none", "permutation", "all"] = "none"
+    """What of a mixture of experts' routing is kernels of Transformer Engine in place of torch's
+    operators: `permutation` puts rows in the order of experts and sums them by one kernel each
+    (Megatron-LM's --moe-permute-fusion); `all` also scores and chooses (--moe-router-fusion) and
+    fills experts up for fp8 as it orders."""
     fp8_weights: bool = False
     """In fp8, hold and gather the weights of layers' products in it alone: each rank casts its own
     shard from the fp32 copy once a step (Megatron-LM's --fp8-param-gather, torchao's

@@ -27,7 +27,8 @@ def kernel_seconds(kernel: Kernel, device: Device) -> tuple[float, str]:
     much of its share a product reaches follows from its shape: `gemm`.
     """
     arithmetic = _arithmetic_seconds(kernel, device)
-    memory = kernel.bytes / (device.memory_bandwidth * device.memory_efficiency)
+    share = device.memory_efficiency_in.get(kernel.algorithm, device.memory_efficiency)
+    memory = kernel.bytes / (device.memory_bandwidth * share)
     seconds, bound = max((arithmetic, "compute"), (memory, "memory"), key=lambda each: each[0])
     found = measured(kernel, device).seconds if device.calibration is not None else None
     return (seconds if found is None else found), bound

@@ -22,14 +22,16 @@ import numpy as np
 
 from simulator.describe.model import Model
 from simulator.lower import operators as op
-from simulator.lower.operators import FP32, Along, Elements, Operator, Part
+from simulator.lower.dispatch import WAYS, Sizes, sorting
+from simulator.lower.operators import FP32, Elements, Operator, Part
 from simulator.lower.parallel import linear, parallel
 from simulator.lower.quantised import in_fp8
+from simulator.lower.routing import choice, counts
 from simulator.lower.shapes import Routing, Shapes
-from simulator.program import GROUPED, Flow, Kernel
+from simulator.program import GROUPED, Kernel
 
-ROW = 4
-"""Bytes of the place of one copy of a token, kept to bring it back."""
+FP8_ROWS = {False: 16, True: 32}
+"""Rows of an expert that products in fp8 need a multiple of, by whether blocks have scales."""
 
 
 class Rows(NamedTuple):
@@ -75,6 +77,7 @@ def copies(model: Model, routing: Routing) -> int:
         "all_to_all": model.experts_per_token,
         "deduplicated": routing.ep,
         "node_limited": model.topk_group,
+        "all_gather": routing.ep,
     }[routing.dispatch]
     return min(model.experts_per_token, most)
 
@@ -87,53 +90,64 @@ def experts(model: Model, x: Shapes) -> tuple[Operator, ...]:
     if shared:  # its result waits for the experts', and in backward their gradient for its own
         routed = tuple(replace(o, forward_bytes=o.forward_bytes + waiting) for o in routed)
         shared = tuple(replace(o, backward_bytes=o.backward_bytes + waiting) for o in shared)
-    return (_router(model, x), _routing(model, x), *shared, *routed)
+    return (_router(model, x), choice(model, x), *counts(model, x), *shared, *routed)
 
 
 def _routed(model: Model, x: Shapes) -> tuple[Operator, ...]:
     """Return the way of copies of tokens to experts and back.
 
-    In fp8 they go there as bytes, cast before, and so do the gradients of what comes back.
+    With `run.fp8_dispatch` they go there as bytes, cast before, and so do the gradients of what
+    comes back.
     """
     assert model.num_experts is not None
     assert model.moe_intermediate_size is not None
-    e, r, h, tokens = x.elements, x.routing, model.hidden_size, x.local_tokens
-    found, per_token = rows(model, r, tokens), model.experts_per_token
-    here, there, size = found.sent * h, r.etp * found.fullest, float(tokens * h)
-    inner, count = model.moe_intermediate_size // r.etp, model.num_experts // r.ep
+    e, r, h = x.elements, x.routing, model.hidden_size
+    found, count = rows(model, r, x.local_tokens), model.num_experts // r.ep
+    places, inner = r.etp * found.fullest, model.moe_intermediate_size // r.etp
     up = (2 if model.gated_mlp else 1) * inner
-    low = e.low / e.activation if e.cast and r.ep > 1 else 1.0
-    cast = per_token if low < 1 else 1
+    low = e.low / e.activation if r.fp8 and r.ep > 1 else 1.0
+    cast = model.experts_per_token if low < 1 else 1
+    asked = 2.0 * x.local_tokens * model.experts_per_token * r.etp
 
     def product(name: str, inputs: int, outputs: int, divided: tuple[int, int]) -> Operator:
         return grouped(
-            name, e, experts=count, rows=there, inputs=inputs, outputs=outputs,
-            asked=2.0 * tokens * per_token * r.etp * inputs * outputs, divided=divided,
+            name, e, experts=count, rows=places, inputs=inputs, outputs=outputs,
+            asked=asked * inputs * outputs, divided=divided,
         )  # fmt: skip
 
-    exchanged = float(found.fullest * copies(model, r) / per_token * h * e.activation)
-    gathered = float(there * h * e.activation)
-    weighted = op.activation(model.activation, e, size=there * inner, gated=model.gated_mlp)
+    weighted = op.activation(model.activation, e, size=places * inner, gated=model.gated_mlp)
+    sizes = Sizes(
+        tokens=float(x.local_tokens * h), own=found.sent * h, places=places, arrived=places * h,
+        weights=FP32 * found.fullest, sent=copies(model, r) / model.experts_per_token, low=low,
+    )  # fmt: skip
+    way = WAYS[r.dispatch](model, x, sizes)
     ways = [
-        _permutation("dispatch", e, before=size, after=here, places=found.sent, low=(low, 1)),
-        _exchange("to experts", exchanged, "ep", low=(low, 1)),
-        _gathering("gather", gathered, "etp", low),
-        _permutation("sort", e, before=there * h, after=there * h, low=(low, 1)),
+        *way.there,
+        sorting("pad", x, places * h, places, weights=True),
         product("expert fc1", h, up, (cast, 1)),
-        replace(weighted, kept_bytes=weighted.kept_bytes + FP32 * there),
+        replace(weighted, kept_bytes=weighted.kept_bytes + FP32 * places),
         product("expert fc2", inner, h, (1, cast)),
-        _permutation("unsort", e, before=there * h, after=there * h, low=(1, low)),
-        _scattering("scatter", gathered, "etp", low),
-        _exchange("from experts", exchanged, "ep", low=(1, low)),
-        _combination(
-            e, size=size, copies=here, adds=model.num_shared_experts > 0, low=low
-        ),
-    ]  # fmt: skip
+        sorting("unpad", x, places * h, places),
+        *way.back,
+    ]
+    padded = _is_padded(model, x)
     absent = {
         "to experts": r.ep == 1, "from experts": r.ep == 1, "gather": r.etp == 1,
-        "scatter": r.etp == 1, "sort": r.ep == 1 or count == 1, "unsort": r.ep == 1 or count == 1,
+        "scatter": r.etp == 1, "pad": not padded, "unpad": not padded,
     }  # fmt: skip
     return tuple(o for o in ways if not absent.get(o.name))
+
+
+def _is_padded(model: Model, x: Shapes) -> bool:
+    """Return whether rows of each expert are copied once more, to a number that fp8 multiplies.
+
+    Transformer Engine's `Fp8Padding`, which does nothing where the number is a multiple already.
+    """
+    r = x.routing
+    if not x.elements.cast or r.fusion == "all":
+        return False
+    each = rows(model, r, x.local_tokens).sent / (model.num_experts or 1)
+    return not (r.padded and each % FP8_ROWS[x.elements.directed] == 0)
 
 
 def _router(model: Model, x: Shapes) -> Operator:
@@ -147,21 +161,6 @@ def _router(model: Model, x: Shapes) -> Operator:
         outputs=model.num_experts, bias=False,
     )  # fmt: skip
     return replace(o, repeated=True)
-
-
-def _routing(model: Model, x: Shapes) -> Operator:
-    """Return the choice of experts from scores in fp32, which are kept for backward."""
-    assert model.num_experts is not None
-    size = float(x.local_tokens * model.num_experts)
-    moved = size * (x.elements.activation + 2 * FP32)
-    return Operator(
-        name="routing",
-        forward=(Kernel("routing", 5 * size, moved, "fp32"),),
-        input_grad=(Kernel("routing grad", 2 * size, moved, "fp32"),),
-        kept_bytes=FP32 * size,
-        forward_bytes=x.elements.activation * size,
-        backward_bytes=x.elements.activation * size,
-    )
 
 
 def _shared(model: Model, x: Shapes) -> tuple[Operator, ...]:
@@ -180,51 +179,6 @@ def _shared(model: Model, x: Shapes) -> tuple[Operator, ...]:
         op.activation(model.activation, e, size=x.tokens * inner, gated=model.gated_mlp),
         linear("shared fc2", x, inputs=inner, outputs=h, bias=False, divided=(1, x.divided)),
     )  # fmt: skip
-
-
-def _permutation(
-    name: str, e: Elements, *, before: float, after: float, places: float = 0.0,
-    low: tuple[float, float],
-) -> Operator:  # fmt: skip
-    """Copy rows into another order; backward sums the copies of a row. `places` are kept.
-
-    `low` are the shares of the bytes of an element that are moved forward and backward.
-    """
-    there, back = low
-    return op.pointwise(
-        name, e, reads=there * before, writes=there * after, grad_reads=back * after,
-        grad_writes=back * before, kept_bytes=ROW * places,
-        passing=(there * (before + after), back * (before + after)), flops_per_element=0,
-    )  # fmt: skip
-
-
-def _combination(e: Elements, *, size: float, copies: float, adds: bool, low: float) -> Operator:
-    """Sum the results of a token's experts, and the shared ones' result.
-
-    They are weighted before, in the activation, as Megatron-LM does since its core 0.12: the
-    weights' gradients need nothing from here.
-    """
-    return op.pointwise(
-        "combine", e, reads=copies + (size if adds else 0), writes=size,
-        grad_reads=low * size, grad_writes=low * copies, kept_bytes=0.0,
-        passing=(size, low * copies),
-    )  # fmt: skip
-
-
-def _exchange(name: str, size: float, axis: str, low: tuple[float, float]) -> Operator:
-    """Return an all-to-all, and the one in backward; `low` are shares of `size`."""
-    there, back = (Along(Flow("all_to_all", size * share), axis) for share in low)
-    return Operator(name=name, forward=(there,), input_grad=(back,))
-
-
-def _gathering(name: str, size: float, axis: str, low: float) -> Operator:
-    gather, sums = Flow("all_gather", size * low), Flow("reduce_scatter", size)
-    return Operator(name=name, forward=(Along(gather, axis),), input_grad=(Along(sums, axis),))
-
-
-def _scattering(name: str, size: float, axis: str, low: float) -> Operator:
-    gather, sums = Flow("all_gather", size * low), Flow("reduce_scatter", size)
-    return Operator(name=name, forward=(Along(sums, axis),), input_grad=(Along(gather, axis),))
 
 
 def grouped(

@@ -29,6 +29,10 @@ class Routing:
     capacity: float | None = None
     padded: bool = False
     dispatch: str = "all_to_all"
+    fusion: str = "none"
+    """What of routing is one kernel, as `run.expert_fusion`."""
+    fp8: bool = False
+    """Whether copies are exchanged as bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +136,8 @@ def _routing(s: Scenario) -> Routing:
         capacity=plan.expert_capacity,
         padded=plan.expert_padding,
         dispatch=plan.expert_dispatch,
+        fusion=s.run.expert_fusion,
+        fp8=s.run.fp8_dispatch,
     )
 
 

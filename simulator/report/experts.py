@@ -6,6 +6,7 @@ from simulator.describe.model import Model
 from simulator.describe.scenario import Scenario
 from simulator.hardware.grouped import ISSUE, STREAMS
 from simulator.lower.experts import rows
+from simulator.lower.routing import waits
 from simulator.lower.shapes import shapes
 from simulator.lower.sharding import expert_replicas, expert_shards
 from simulator.units import format_seconds
@@ -16,6 +17,7 @@ DISPATCH = {
     "were on as many ranks as they can be, and comes back summed",
     "node_limited": "a token is sent once to each node that has some of its experts, at most "
     "{groups}, and comes back summed; that it goes on inside nodes is hidden behind that",
+    "all_gather": "every token is gathered by every rank of ep, and results are summed over them",
 }
 """What each `plan.expert_dispatch` assumes."""
 
@@ -56,21 +58,45 @@ def _load(s: Scenario, model: Model) -> str:
     return text
 
 
+FUSION = {
+    "none": "rows are ordered, and what experts are chosen from is made, by torch's operators one "
+    "after the other",
+    "permutation": "rows are ordered and summed by one kernel each; experts are chosen by torch's "
+    "operators one after the other",
+    "all": "experts are chosen, and rows are ordered and summed, by one kernel each",
+}
+"""What each `run.expert_fusion` assumes."""
+
+
 def _ways(s: Scenario, model: Model) -> list[str]:
+    routing = shapes(s).routing
     out = [
         "each expert of a rank is a product of its own, with an even part of the rows: the host "
         f"issues one in {format_seconds(ISSUE)}, and {STREAMS} at most run at once; copies are "
-        "ordered and summed by kernels of their own, and weighted with the activation; losses that "
-        "balance experts are left out",
+        "weighted with the activation",
+        f"routing runs the kernels of Megatron-LM, its loss that balances experts among them; "
+        f"{FUSION[s.run.expert_fusion]}",
+        _waits(s, waits(routing)),
     ]
     if s.plan.ep > 1:
         how = DISPATCH[s.plan.expert_dispatch].format(groups=model.topk_group)
-        low = "in fp8, and comes back in bf16" if s.precision.linear == "fp8" else "as activations"
+        low = "in fp8, and comes back in bf16" if routing.fp8 else "as activations"
         out.append(
             f"{how}; it goes {low}, and its gradient likewise; beside it a rank computes only what "
             "a schedule of pairs gives it"
         )
     return out
+
+
+def _waits(s: Scenario, count: int) -> str:
+    """Return what is assumed of the host, which asks the device for the number of copies."""
+    if not count:
+        return "the host asks for no counts of copies that it would wait for"
+    each = format_seconds(2 * s.cluster.node.host_launch)
+    return (
+        f"in each forward pass of a layer the host waits {count} time(s) for counts of copies, "
+        f"which takes it {each} each, two kernels issued while the device has nothing to do"
+    )
 
 
 def _sums(s: Scenario) -> list[str]:

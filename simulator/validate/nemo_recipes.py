@@ -171,7 +171,9 @@ _QWEN3_26 = ("01b2977e518f", "qwen/qwen3_workload_base_configs.py")
 _DEEPSEEK_2511 = ("0fa501acee1e", "deepseek/workload_base_configs.py")
 _DEEPSEEK_2602 = ("f0e2c37e3f82", "deepseek/deepseek_workload_base_configs.py")
 _DEEPSEEK_2606 = ("042641823051", "deepseek/deepseek_workload_base_configs.py")
-_DROPS: Table = {"expert_capacity": 1.0, "expert_padding": True}
+ROUTED: Table = {"expert_fusion": "all", **FUSED}
+"""`moe_router_fusion`; `moe_permute_fusion` is set in the models' own recipes."""
+DROPS: Table = {"expert_capacity": 1.0, "expert_padding": True}
 """`apply_moe_token_drop`, of runs of 25.09: the summary prints their numbers once more as such."""
 
 
@@ -181,21 +183,25 @@ def _deepseek(version: tuple[str, str], module: str | None, *, is_graph: bool = 
     The moments are those of recipes/deepseek/deepseek_v3.py.
     """
     plan: Table = {"recompute": "light", "recompute_modules": [module]} if module else {}
-    return _bridge(*version, plan=plan, run={"optimizer": "adamw_bf16", **FUSED}, is_graph=is_graph)
+    run = {"optimizer": "adamw_bf16", **ROUTED}
+    return _bridge(*version, plan=plan, run=run, is_graph=is_graph)
+
+
+def _qwen3(commit: str, path: str, *, drops: bool = False, is_graph: bool = False) -> Recipe:
+    """Return a recipe of Qwen3, in which nothing recomputes."""
+    return _bridge(commit, path, plan=DROPS if drops else {}, run=ROUTED, is_graph=is_graph)
 
 
 EXPERTS = {
-    **_each("25.09", "DGX-GB200", "qwen3-30b-a3b",
-            _bridge(*_30B_2509, plan=_DROPS, is_graph=True)),
-    **_each("25.09", "DGX-H100", "qwen3-30b-a3b", _bridge(*_30B_2509, plan=_DROPS)),
-    **_each("25.09", "DGX-H100", "qwen3-235b-a22b", _bridge(*_235B_2509, plan=_DROPS)),
-    **_each("25.11", "DGX-GB300 DGX-B200", "qwen3-30b-a3b",
-            _bridge(*_QWEN3_2511, is_graph=True)),
-    **_each("25.11", "DGX-GB200", "qwen3-235b-a22b", _bridge(*_QWEN3_2511, is_graph=True)),
-    **_each("25.11", "DGX-GB300 DGX-H100", "qwen3-235b-a22b", _bridge(*_QWEN3_2511)),
+    **_each("25.09", "DGX-GB200", "qwen3-30b-a3b", _qwen3(*_30B_2509, drops=True, is_graph=True)),
+    **_each("25.09", "DGX-H100", "qwen3-30b-a3b", _qwen3(*_30B_2509, drops=True)),
+    **_each("25.09", "DGX-H100", "qwen3-235b-a22b", _qwen3(*_235B_2509, drops=True)),
+    **_each("25.11", "DGX-GB300 DGX-B200", "qwen3-30b-a3b", _qwen3(*_QWEN3_2511, is_graph=True)),
+    **_each("25.11", "DGX-GB200", "qwen3-235b-a22b", _qwen3(*_QWEN3_2511, is_graph=True)),
+    **_each("25.11", "DGX-GB300 DGX-H100", "qwen3-235b-a22b", _qwen3(*_QWEN3_2511)),
     **_each("26.02 26.02.01 26.04 26.04.01 26.06 26.06.01 26.08",
             "DGX-H100 DGX-B200 DGX-GB200 DGX-GB300", "qwen3-30b-a3b qwen3-235b-a22b",
-            _bridge(*_QWEN3_26)),
+            _qwen3(*_QWEN3_26)),
     **_each("25.11", "DGX-GB300", "deepseek-v3", _deepseek(_DEEPSEEK_2511, "moe_act")),
     **_each("25.11", "DGX-GB200 DGX-B200", "deepseek-v3",
             _deepseek(_DEEPSEEK_2511, "mla_up_proj")),

@@ -315,7 +315,8 @@ SOURCES = (
             "GPT-3 5B and 20B of NeMo-Framework-Launcher, vocabulary padded to 128 x tp, dropout "
             "0.1; Nemotron-340B rotates all of its heads, not half",
             "context parallelism is a ring (Megatron-LM's default); Automodel gathers K and V",
-            "every expert gets the same (moe_router_force_load_balancing)",
+            "every expert gets the same (moe_router_force_load_balancing); tokens are sent to each "
+            "of theirs, exchanges exposed, also where a later recipe has HybridEP",
         ),
     ),
     Source(

@@ -46,7 +46,7 @@ _SAID = {
     "run": {
         "global_batch_size", "sequence_length", "precision", "fp8_scaling", "fp8_weights",
         "optimizer", "clip_grad", "gradient_dtype", "fused_accumulation", "linear_layers",
-        "attention",
+        "attention", "expert_fusion",
     },
 }  # fmt: skip
 """Fields that have flags."""
@@ -225,7 +225,8 @@ def _experts(model: Model) -> dict[str, Any]:
 def _pipeline(s: Scenario) -> dict[str, Any]:
     plan: Any = s.plan
     looped, listed = plan.chunks > 1, _listed(plan)
-    cp, tp, flex = plan.cp, plan.tp, plan.expert_dispatch != "all_to_all"
+    cp, tp, dispatch = plan.cp, plan.tp, plan.expert_dispatch
+    kind = {"all_to_all": "alltoall", "all_gather": "allgather"}.get(dispatch, "flex")
     return {
         "tensor-model-parallel-size": tp,
         "pipeline-model-parallel-size": plan.pp,
@@ -233,10 +234,12 @@ def _pipeline(s: Scenario) -> dict[str, Any]:
         "cp-comm-type": _inverse(CP_STYLES)[plan.cp_style] if cp > 1 else None,
         "expert-model-parallel-size": plan.ep if _sparse(s) else None,
         "expert-tensor-parallel-size": plan.etp if _sparse(s) else None,
-        "moe-token-dispatcher-type": None if not _sparse(s) else "flex" if flex else "alltoall",
-        "moe-enable-deepep": flex,
+        "moe-token-dispatcher-type": kind if _sparse(s) else None,
+        "moe-enable-deepep": kind == "flex",
         "moe-expert-capacity-factor": plan.expert_capacity,
         "moe-pad-expert-input-to-capacity": plan.expert_padding,
+        "moe-permute-fusion": s.run.expert_fusion != "none",
+        "moe-router-fusion": s.run.expert_fusion == "all",
         "num-virtual-stages-per-pipeline-rank": plan.chunks if looped and not listed else None,
         "pipeline-model-parallel-layout": _quoted_layout(s) if listed else None,
         **({} if listed else {flag: getattr(plan, key) for flag, key in OF_LAYERS.items()}),

@@ -76,6 +76,8 @@ FLAGS: Mapping[str, Flag] = {
     "moe-token-dispatcher-type": Flag("text", "allgather", "plan.expert_dispatch"),
     "moe-enable-deepep": _switch("plan.expert_dispatch"),
     "moe-flex-dispatcher-backend": Flag("text", "deepep", "plan.expert_dispatch"),
+    "moe-permute-fusion": _switch("run.expert_fusion"),
+    "moe-router-fusion": _switch("run.expert_fusion"),
     "multi-latent-attention": _switch("model.kv_lora_rank and its like"),
     "q-lora-rank": _count("model.q_lora_rank"),
     "kv-lora-rank": _count("model.kv_lora_rank", 32),

@@ -95,8 +95,7 @@ def _dispatch(draft: Draft, *, beyond_a_node: bool) -> None:
     if kind not in DISPATCHERS:
         args.complain(flag, f"{kind!r} is not one of {', '.join(DISPATCHERS)}")
     elif kind == "allgather":
-        draft.leave_out(flag, "tokens are exchanged by all-to-alls, as by --moe-token-dispatcher-"
-                        "type alltoall")  # fmt: skip
+        draft.put("plan.expert_dispatch", "all_gather", *flags)
     elif kind == "flex":
         groups, most = args["moe-router-num-groups"], args["moe-router-group-topk"]
         limited = bool(beyond_a_node and groups and most and most < groups)

@@ -57,6 +57,20 @@ def run(draft: Draft, dp: int) -> None:
     if fused:
         draft.put("run.linear_layers", LINEAR[impl], "transformer-impl")
     _attention(draft, impl)
+    _routing(draft)
+
+
+def _routing(draft: Draft) -> None:
+    """Set what of the routing of experts is one kernel."""
+    args, flags = draft.args, ("moe-permute-fusion", "moe-router-fusion")
+    if not args["num-experts"]:
+        draft.takes(*flags)
+        return
+    permutes, routes = (args[flag] for flag in flags)
+    if routes and not permutes:
+        draft.leave_out("moe-router-fusion", "without --moe-permute-fusion torch's operators route")
+    fusion = "none" if not permutes else "all" if routes else "permutation"
+    draft.put("run.expert_fusion", fusion, *flags)
 
 
 def _arithmetic(draft: Draft) -> None:

@@ -103,6 +103,7 @@ NOT_MODELLED: Mapping[str, Unmapped] = {
     "moe-shared-expert-overlap": Unmapped("the shared expert runs before the others"),
     "moe-layer-recompute": Unmapped("experts keep what they need"),
     "moe-router-dtype": Unmapped("the router has the run's precision"),
+    "moe-router-padding-for-fp8": Unmapped("rows of experts are filled up by copying them"),
     "no-scatter-gather-tensors-in-pipeline": Unmapped(
         "Megatron core sends whole tensors anyhow, without sequence parallelism"
     ),
@@ -179,7 +180,7 @@ _GROUPS = {
         moe-router-score-function moe-router-pre-softmax
         moe-router-topk-scaling-factor moe-router-enable-expert-bias moe-router-bias-update-rate
         moe-router-force-load-balancing moe-token-drop-policy moe-apply-probs-on-input
-        moe-router-padding-for-fp8 moe-router-fusion moe-token-dropping
+        moe-token-dropping
         seed data-parallel-random-init init-method-std embedding-init-method-std
         init-method-xavier-uniform init-method output-layer-init-method use-cpu-initialization
         init-model-with-meta-device te-rng-tracker inference-rng-tracker
@@ -206,7 +207,7 @@ _GROUPS = {
         clone-scatter-output-in-embedding use-precision-aware-optimizer
         use-torch-optimizer-for-cpu-offload no-pin-cpu-grads no-pin-cpu-params
         dump-param-to-param-group-map moe-grouped-gemm moe-use-legacy-grouped-gemm
-        moe-extended-tp moe-permute-fusion moe-deepep-num-sms cache-mla-latents
+        moe-extended-tp moe-deepep-num-sms cache-mla-latents
         use-fused-weighted-squared-relu wgrad-deferral-limit standalone-embedding-stage
         delay-grad-reduce delay-param-gather bert-no-binary-head bert-binary-head
         memory-efficient-layer-norm persist-layer-norm bias-activation-fusion

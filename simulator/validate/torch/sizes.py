@@ -55,7 +55,7 @@ def _products(kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
 
 def _fused(kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
     for name, dtype in sorted(
-        {(k.algorithm, k.dtype) for k in kernels if k.algorithm not in PRODUCTS}
+        {(k.algorithm, k.dtype) for k in kernels if k.matmul and k.algorithm not in PRODUCTS}
     ):
         sizes = [k.matmul for k in kernels if k.algorithm == name and k.matmul and k.dtype == dtype]
         axes = {
