@@ -15,17 +15,17 @@ from simulator.engine import Folding, fold, run
 from simulator.engine.stretch import run_stretched
 from simulator.errors import DescriptionError
 from simulator.hardware import price
-from simulator.hardware.placement import devices
 from simulator.hardware.overlap import slowed
+from simulator.hardware.placement import devices
 from simulator.hardware.sizes import differ, of_sizes
 from simulator.hardware.taken import moving, taken
 from simulator.lower import Actions, lower, lower_schedule
 from simulator.program import Int64, Program
+from simulator.report.beside import slowed_seconds
 from simulator.report.between import between_notes
 from simulator.report.data import data_notes
 from simulator.report.host import host_notes
 from simulator.report.result import Moves, Result
-from simulator.report.slowed import slowed_seconds
 from simulator.schedules import (
     BUBBLE_FRACTION,
     Target,

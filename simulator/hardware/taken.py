@@ -200,7 +200,8 @@ def _latency(
         flow = program.costs[cost]
         assert not isinstance(flow, Work)  # a joint row is a flow
         ticks.append(round(flow_model(flow, shapes[at], s.cluster).latency * TICKS_PER_SECOND))
-    return np.array(ticks, np.int64)[number.reshape(shape.shape)]
+    found: Int64 = np.array(ticks, np.int64)[number.reshape(shape.shape)]
+    return found
 
 
 def _shares(
@@ -208,7 +209,10 @@ def _shares(
 ) -> Int64:
     """Return what flows of some shapes take of their ranks."""
     parts = np.rint(np.stack([found.near, found.far]) * WHOLE).astype(np.int64)
-    crosses = np.array([one.nodes > 1 for one in shapes])[shape].astype(np.int64)
+    crosses: Int64 = np.array([one.nodes > 1 for one in shapes], np.int64)[shape]
     if (parts == parts[:, :1]).all():
-        return parts[:, 0][crosses]
-    return parts[crosses, program.tile_ranks[program.rank[flows]]]
+        parts, rank = parts[:, :1], np.zeros((1, 1), np.int64)
+    else:
+        rank = program.tile_ranks[program.rank[flows]].astype(np.int64)
+    share: Int64 = parts[crosses, rank]
+    return share
