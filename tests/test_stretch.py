@@ -302,6 +302,18 @@ def test_a_slowdown_of_nothing_gives_what_ops_take_alone(name):
     assert sim.simulate(s).times == run(program, ticks, folding=fold(program, ticks))
 
 
+# A coarser cut must not move a collective of a layer past the work beside a gather or a bucket.
+@pytest.mark.parametrize(
+    "settings", [{}, {"plan.pp": 1, "plan.dp": 16, "plan.zero": 3}], ids=["buckets", "gathers"]
+)
+def test_detail_moves_no_time_where_collectives_slow_work(settings):
+    steps = [
+        sim.simulate(sim.load("llama-3-8b-3d", {**settings, "run.detail": detail})).step_time_s
+        for detail in ("stage", "layer", "kernel")
+    ]
+    assert steps == pytest.approx([steps[0]] * 3, rel=1e-8)
+
+
 def shares_of(s: Scenario) -> Taken | None:
     return taken(lower(s), s, devices(s.plan, s.cluster))
 

@@ -142,8 +142,9 @@ class Run:
     one is before the last of them."""
     detail: Literal["stage", "layer", "kernel"] = "layer"
     """How finely a pass is cut into ops: an op a `kernel`; a run of kernels of a `layer` between
-    collectives; a few ops a `stage`, for sweeps (a layer's where plan.tp_overlap or zero 2
-    needs them apart). It moves no time, but what the timeline shows."""
+    collectives; a few ops a `stage`, for sweeps (a layer's where what runs beside others needs them
+    apart: plan.tp_overlap, zero 2, collectives of layers beside gathers or buckets). It moves no
+    time, but what the timeline shows."""
 
     def __post_init__(self) -> None:
         validate(self)
