@@ -250,3 +250,71 @@ def test_collectives_run_beside_the_products_that_they_feed_or_follow(
 def test_pieces_need_sequence_parallelism(scenario_of: Any) -> None:
     with pytest.raises(DescriptionError, match="'all' is for sequence_parallel"):
         scenario_of(plan={"tp": 2, "tp_overlap": "all"})
+
+
+# --- blocks of 32 with a scale of a byte each -------------------------------------------------
+
+MX = {"fp8_scaling": "mxfp8"}
+LOW = 1 + 1 / 32
+
+
+@pytest.fixture
+def mx_of(fp8_of: Any) -> Callable[..., Scenario]:
+    def make(plan: dict[str, Any] | None = None, **device: Any) -> Scenario:
+        made: Scenario = fp8_of(plan, MX, **{"architecture": "blackwell", **device})
+        return made
+
+    return make
+
+
+# Two bytes read once; written along either dimension, a scale of a byte beside each 32.
+def test_blocks_are_cast_for_both_directions_in_one_pass(mx_of: Any) -> None:
+    qkv = layer_of(mx_of())["qkv"]
+    assert kernels(*qkv.forward)["qkv cast"].bytes == (2 + 2 * LOW) * 32 * 64
+    assert qkv.kept_bytes == LOW * 32 * 64
+
+
+def test_a_product_reads_the_scales_of_blocks_too(mx_of: Any) -> None:
+    fc1 = kernels(*layer_of(mx_of())["fc1"].forward)["fc1"]
+    assert fc1.bytes == LOW * (32 * 64 + 64 * 320) + 2 * 32 * 320
+
+
+# Each of 2 ranks casts its 16 of 32 tokens for both directions; no copy is turned into the other.
+def test_each_rank_casts_its_part_of_a_gathered_input_for_both_directions(mx_of: Any) -> None:
+    s = mx_of({"tp": 2, "sequence_parallel": True})
+    cast = kernels(*layer_of(s)["qkv"].forward)["qkv cast"]
+    assert cast.bytes == (2 + 2 * LOW) * 16 * 64
+
+
+def test_gathers_bring_blocks_with_their_scales(mx_of: Any) -> None:
+    p = lower(mx_of({"tp": 2, "sequence_parallel": True})).flat
+    sizes = {c.bytes for c in p.costs if isinstance(c, Flow) and c.name == "all_gather"}
+    assert sizes == {LOW * 32 * 64, 2 * 32 * 64}
+
+
+def test_weights_are_held_in_blocks_along_both_dimensions(mx_of: Any) -> None:
+    stage = static_memory(mx_of())[0]
+    assert stage.weights == 2 * stage.params + 2 * LOW * 4 * LINEAR
+
+
+# A shard's gathered weight is cast for both products of its layer, and both copies stay.
+def test_gathered_weights_are_cast_in_blocks_along_both_dimensions(mx_of: Any) -> None:
+    fc1 = layer_of(mx_of({"dp": 2, "zero": 3}))["fc1"]
+    assert kernels(*fc1.forward)["fc1 weight cast"].bytes == (2 + 2 * LOW) * 64 * 320
+    assert fc1.kept_bytes == LOW * (32 * 64 + 2 * 64 * 320)
+
+
+def test_only_blackwell_multiplies_blocks(mx_of: Any) -> None:
+    with pytest.raises(DescriptionError, match="multiplies no blocks that have scales"):
+        mx_of(architecture="hopper")
+
+
+def test_engines_agree_in_blocks(mx_of: Any) -> None:
+    s = mx_of({"tp": 2, "sequence_parallel": True, "pp": 2})
+    program = lower(s)
+    same_in_all(program, price(program, s.cluster))
+
+
+def test_the_report_says_what_shares_a_scale(fp8_of: Any, mx_of: Any) -> None:
+    assert any("one scale a tensor" in line for line in assumptions(fp8_of()))
+    assert any("one scale for each 32 elements" in line for line in assumptions(mx_of()))

@@ -265,23 +265,6 @@ def test_zero_3_of_sc21_divides_the_states_and_nothing_else(tables):
     assert run["global_batch_size"] == 2560
 
 
-def test_a_row_of_vtrain_whose_tensor_parallelism_crosses_nodes():
-    case = megatron.vtrain(row("vtrain_multi_node.csv", tp="16", micro_batch="32"))
-    s = case.scenario
-    assert case.measured == pytest.approx(10.5806)
-    # 128 x 16 = 2048; 50257 / 2048 = 24.5, padded to 25 x 2048.
-    assert s.model.vocab_size == 51200
-    assert (s.cluster.num_nodes, s.cluster.node.nic.count) == (8, 4)
-    assert (s.plan.recompute, s.plan.tp_overlap) == ("full", "grads")
-
-
-def test_a_row_of_vtrain_on_two_devices():
-    case = megatron.vtrain_single(row("vtrain_single_node.csv", n_gpus="2", pp="2"))
-    assert case.scenario.cluster.world_size == 2
-    assert case.scenario.plan.recompute == "none"
-    assert case.scenario.model.max_position_embeddings == 1024
-
-
 def test_mpt_has_the_parameters_that_mosaic_prints():
     for found in rows("mosaic_llmfoundry_mpt.csv"):
         hidden, _, layers = sharded.MPT[found["model"]]

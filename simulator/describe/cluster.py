@@ -206,7 +206,8 @@ class Node:
     nic: Nic
     host_launch: Seconds = 0.0
     """Time in which the host issues one kernel; 0 where it never holds the device back, as with
-    CUDA graphs."""
+    CUDA graphs. A shorter kernel, or a collective, takes as long, whatever came before it: a host
+    that runs ahead while kernels are long is not credited with it, so gaps are an upper bound."""
     host: Host | None = None
     """Needed where something is offloaded to it."""
     layout: Literal["switch", "hybrid-cube-mesh", "full-mesh", "pcie", "mesh", "torus", "graph"] = (

@@ -24,6 +24,11 @@ def device_problems(s: Scenario) -> Iterator[str]:
                 f"run.precision {run.precision!r}: {device.name} has no rate for it; "
                 f"it has {', '.join(device.peak)}"
             )
+        if run.fp8_scaling == "mxfp8" and device.architecture != "blackwell":
+            yield (
+                f"run.fp8_scaling 'mxfp8': {device.name} multiplies no blocks that have scales of "
+                'their own, Blackwell does; set run.fp8_scaling = "delayed" or "current"'
+            )
 
 
 def mixture_problems(s: Scenario) -> Iterator[str]:

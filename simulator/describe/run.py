@@ -61,10 +61,12 @@ class Run:
     image_size: Count | None = None
     """Pixels along each side of one sample, where samples are images instead."""
     precision: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "bf16"
-    fp8_scaling: Literal["delayed", "current"] = "delayed"
+    fp8_scaling: Literal["delayed", "current", "mxfp8"] = "delayed"
     """From what the scale of a tensor is found, in fp8: `delayed` from the largest values of
     earlier steps, found as the tensor is cast; `current` from its own, for which it is read once
-    more (torchao's tensorwise recipe), unless `compiled`: found as the tensor is written."""
+    more (torchao's tensorwise recipe), unless `compiled`: found as the tensor is written; `mxfp8`
+    from each 32 elements in a row (OCP Microscaling Formats), which Blackwell multiplies: casts are
+    read once, and written for both directions of products."""
     fp8_kept: bool = False
     """In fp8, keep the inputs of layers' activation functions in it too (DeepSeek-V3, section
     3.3.3): half the bytes, which forward writes beside its result."""

@@ -102,7 +102,7 @@ def _routed(model: Model, x: Shapes) -> tuple[Operator, ...]:
     here, there, size = found.sent * h, r.etp * found.fullest, float(tokens * h)
     inner, count = model.moe_intermediate_size // r.etp, model.num_experts // r.ep
     up = (2 if model.gated_mlp else 1) * inner
-    low = 1 / e.activation if e.cast and r.ep > 1 else 1.0
+    low = e.low / e.activation if e.cast and r.ep > 1 else 1.0
     cast = per_token if low < 1 else 1
 
     def product(name: str, inputs: int, outputs: int, divided: tuple[int, int]) -> Operator:

@@ -168,7 +168,7 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
     """
     weight, gradient, optimizer = bytes_per_parameter(s)
     *_, of_experts = bytes_per_parameter(s, expert_shards(s))
-    copies = 1 + shapes(s).elements.transposed  # of a byte each
+    copies = shapes(s).elements.low + shapes(s).elements.transposed
     buffers, on_host = buffer_bytes(s), host_bytes_per_parameter(s)
     out = []
     for stage in stages(s):

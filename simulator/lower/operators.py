@@ -127,10 +127,15 @@ class Elements:
     accumulation: str = "fused"
     """How the gradient of a weight is added to what earlier microbatches left: `fused` as the
     product is written, `separate` by a kernel of its own, `none` where there are none."""
-    cast: int = 0
+    cast: float = 0.0
     """Bytes that casting an element to fp8 moves; 0 where no product is in fp8."""
-    transposed: int = 0
-    """Bytes that writing its transposed copy moves besides."""
+    low: float = 1.0
+    """Bytes of an element in fp8, with its part of the scales that lie beside it."""
+    transposed: float = 0.0
+    """Bytes that writing a copy for products along its other dimension moves besides."""
+    directed: bool = False
+    """Whether scales are of blocks along one dimension, so that no copy can be turned into the
+    other: both are cast from what the element was."""
     cast_weights: bool = False
     """Whether each forward casts its weights, as those that are gathered for it."""
     keeps_low: bool = False

@@ -5,6 +5,10 @@ the input, the weight and the gradient of the output are cast before the product
 and the result is bf16. Up to Hopper a product reads both operands along k, so that the gradients
 need transposed copies too; Blackwell's reads either way. The cast input stays for the weight's
 gradient, at a byte an element. The gradient of a bias is summed while the output's is cast.
+
+In MXFP8 (Rouhani et al., 2023, arXiv 2310.10537; OCP Microscaling Formats 1.0) each 32 elements in
+a row along k share a scale of a byte, so that the products along the other dimension need a copy of
+their own, cast from the same bf16: no tensor is read twice, and no copy turned into the other.
 """
 
 from __future__ import annotations
@@ -38,8 +42,8 @@ def in_fp8(o: Operator, e: Elements, *, divided: tuple[int, int] = (1, 1)) -> Op
         forward=(casts[0], *(_low(p, e) for p in o.forward)),
         input_grad=(casts[1], *(_low(p, e) for p in o.input_grad)),
         weight_grad=tuple(_low(p, e) for p in wgrad),
-        kept_bytes=float(sizes[0]),
-        output_grad_bytes=float(sizes[1]),
+        kept_bytes=e.low * sizes[0],
+        output_grad_bytes=e.low * sizes[1],
     )
 
 
@@ -50,24 +54,26 @@ def _shape(part: Part) -> tuple[int, int, int, int]:
 
 
 def _cast(name: str, e: Elements, size: float, ranks: int = 1) -> Kernel:
-    """Cast `size` elements; those that other ranks have cast are transposed as they lie."""
-    moved = (e.cast + e.transposed) * size
-    if ranks > 1:
+    """Cast `size` elements; those that other ranks have cast are transposed as they lie, or come
+    in both copies.
+    """
+    moved = (e.cast + e.transposed) * size / (ranks if e.directed else 1)
+    if ranks > 1 and not e.directed:
         moved = e.cast * size / ranks + 2 * e.transposed * size
     return Kernel(f"{name} cast", float(size), float(moved), "fp32")
 
 
 def _low(part: Part, e: Elements) -> Part:
-    """Return a product that reads a byte of each element; other parts as they are."""
+    """Return a product that reads each element in fp8; other parts as they are."""
     if not isinstance(part, Kernel) or part.matmul is None:
         return part
     batch, m, n, k = part.matmul
-    saved = (e.activation - 1) * batch * (m * k + k * n)
+    saved = (e.activation - e.low) * batch * (m * k + k * n)
     return replace(part, dtype=FP8, bytes=part.bytes - saved)
 
 
 def gathered_in_fp8(o: Operator, e: Elements) -> Operator:
-    """Return an entrance or exit of a tensor-parallel region that gathers elements of a byte."""
+    """Return an entrance or exit of a tensor-parallel region that gathers elements in fp8."""
 
     def short(part: Part) -> Part:
         if isinstance(part, (Along, Beside)):
@@ -75,7 +81,7 @@ def gathered_in_fp8(o: Operator, e: Elements) -> Operator:
             assert isinstance(flow, Flow)
             return part._replace(flow=flow)
         if isinstance(part, Flow) and part.name == "all_gather":
-            return replace(part, bytes=part.bytes / e.activation)
+            return replace(part, bytes=part.bytes * e.low / e.activation)
         return part
 
     return replace(
@@ -89,13 +95,15 @@ def gathered_in_fp8(o: Operator, e: Elements) -> Operator:
 def weights_cast_in_forward(o: Operator, e: Elements) -> Operator:
     """Return an operator whose forward casts the weights that it has just gathered.
 
-    They stay cast until its backward, as torchao's do.
+    They stay cast until its backward, as torchao's do; both copies where there are two.
     """
     size = fp8_weights((o,))
     if not size:
         return o
-    cast = Kernel(f"{o.name} weight cast", float(size), float(e.cast * size), "fp32")
-    return replace(o, forward=(cast, *o.forward), kept_bytes=o.kept_bytes + size)
+    other = e.transposed if e.directed else 0.0
+    cast = Kernel(f"{o.name} weight cast", float(size), (e.cast + other) * size, "fp32")
+    kept = o.kept_bytes + (e.low + other) * size
+    return replace(o, forward=(cast, *o.forward), kept_bytes=kept)
 
 
 def fp8_weights(operators: tuple[Operator, ...]) -> int:

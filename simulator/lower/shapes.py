@@ -12,6 +12,8 @@ from simulator.lower.context import ALONE, Context
 from simulator.lower.latest import for_latest
 from simulator.lower.places import layout
 
+MX_BLOCK = 32
+"""Elements that share a scale of one byte in MXFP8 (OCP Microscaling Formats 1.0)."""
 IMAGE_SIZE = 224
 """Pixels along each side where it does not matter, as to parameters."""
 
@@ -127,11 +129,16 @@ def _casting(e: op.Elements, s: Scenario) -> op.Elements:
     """Return elements with what casting them to fp8 moves: read, written, written transposed."""
     if s.precision.linear != "fp8":
         return e
-    reads = 1 if s.run.fp8_scaling == "delayed" or s.run.compiled else 2
+    blocks = s.run.fp8_scaling == "mxfp8"
+    low = 1 + 1 / MX_BLOCK if blocks else 1.0
+    reads = 2 if s.run.fp8_scaling == "current" and not s.run.compiled else 1
+    turned = blocks or s.cluster.node.device.architecture != "blackwell"
     return replace(
         e,
-        cast=reads * e.activation + 1,
+        cast=reads * e.activation + low,
+        low=low,
         keeps_low=s.run.fp8_kept,
-        transposed=int(s.cluster.node.device.architecture != "blackwell"),
+        transposed=low if turned else 0.0,
+        directed=blocks,
         cast_weights=s.plan.zero == 3 and s.plan.shards > 1,
     )

@@ -6,7 +6,7 @@ from simulator.describe.run import FP32_BYTES, PRECISIONS
 from simulator.exchange.megatron.arguments import Arguments
 from simulator.exchange.megatron.draft import Draft
 
-SCALING = {"delayed": "delayed", "tensorwise": "current"}
+SCALING = {"delayed": "delayed", "tensorwise": "current", "mxfp8": "mxfp8"}
 """``run.fp8_scaling`` of ``--fp8-recipe``."""
 ATTENTION = {"auto": "flash", "flash": "flash", "fused": "flash",
              "unfused": "unfused", "local": "unfused"}  # fmt: skip
