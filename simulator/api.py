@@ -11,8 +11,8 @@ from typing import Any
 
 from simulator.cuts import resolved
 from simulator.describe.scenario import Scenario
-from simulator.engine import Folding, fold, run
-from simulator.engine.stretch import run_stretched
+from simulator.engine import Folding, run
+from simulator.engine.stretch import fold_slowed, run_stretched
 from simulator.errors import DescriptionError
 from simulator.hardware import price
 from simulator.hardware.overlap import slowed
@@ -123,8 +123,8 @@ def _simulated(
         ticks, traffic = of_sizes(program, ticks, traffic, scenario)
     folded = folded and engine != "reference"  # which runs every rank
     if traffic is None:
-        folding = fold(program, ticks) if folded else Folding.none(program)
         moves = moving(program, scenario, placement)
+        folding = fold_slowed(program, ticks, moves) if folded else Folding.none(program)
         timeline = run_stretched(program, ticks, moves, engine, folding)
         slower = moves is not None
     else:

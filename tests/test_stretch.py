@@ -15,10 +15,11 @@ from test_flow_parity import Demand, Net, traffic_of
 from test_parity import CASES, Case, drawn_ops, renumbered, tiled
 
 import simulator as sim
+from simulator.describe.cluster import Cluster, NodeGroup
 from simulator.describe.scenario import Scenario
 from simulator.engine import ENGINES, Folding, fold, run, stretch
 from simulator.engine.compiled import Pass
-from simulator.engine.stretch import run_stretched
+from simulator.engine.stretch import fold_slowed, run_stretched
 from simulator.hardware import price
 from simulator.hardware.overlap import slowed
 from simulator.hardware.placement import devices
@@ -312,6 +313,22 @@ def test_detail_moves_no_time_where_collectives_slow_work(settings):
         for detail in ("stage", "layer", "kernel")
     ]
     assert steps == pytest.approx([steps[0]] * 3, rel=1e-8)
+
+
+# Equal devices but for what collectives hold: replicas take the same alone, and not beside flows.
+def test_replicas_that_feel_collectives_unlike_are_not_folded(scenario_of, cluster_of):
+    cluster = cluster_of(devices=4, device={"compute_units": 128, "communication_units": 32})
+    other = replace(cluster.node, device=replace(cluster.node.device, communication_units=16))
+    groups = (NodeGroup(node=cluster.node), NodeGroup(node=other))
+    s = scenario_of(
+        cluster=Cluster(nodes=groups), plan={"dp": 2, "tp": 4, "tp_overlap": "grads"},
+    )  # fmt: skip
+    program, placement = lower(s), devices(s.plan, s.cluster)
+    ticks = price(program, s.cluster, placement)
+    moves = moving(program, s, placement)
+    assert len(fold(program, ticks).tiles) < len(fold_slowed(program, ticks, moves).tiles)
+    folded, whole = (sim.simulate(s, folded=fold) for fold in (True, False))
+    assert folded.times == whole.times
 
 
 def shares_of(s: Scenario) -> Taken | None:

@@ -26,6 +26,17 @@ RUNS = 1000
 """Most runs after which times must have settled."""
 
 
+def fold_slowed(program: Program, ticks: Int64, moves: Moving | None) -> Folding:
+    """Return the folding of a program whose flows slow work: none where tiles feel it unlike."""
+    folding = fold(program, ticks)
+    if moves is not None:
+        stands_for = folding.tiles[folding.column_of_tile]
+        for one in (moves.latency, moves.share):
+            if one.shape[1] > 1 and not np.array_equal(one, one[:, stands_for]):
+                return Folding.none(program)
+    return folding
+
+
 def run_stretched(
     program: Program, ticks: Int64, moves: Moving | None, engine: str, folding: Folding
 ) -> Timeline:
@@ -35,7 +46,7 @@ def run_stretched(
     """
     if moves is None:
         return run(program, ticks, engine, folding)
-    least = fold(program, ticks)
+    least = fold_slowed(program, ticks, moves)
     slower, timeline = stretched(program, ticks, moves, least)
     if engine == "compiled" and len(least.tiles) == len(folding.tiles):
         return timeline

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from simulator.describe.cluster import Device
 from simulator.describe.scenario import Scenario
 from simulator.hardware.nccl import COLLECTIVES
-from simulator.hardware.network import GroupShape, flow_model, group_shapes, shapes_by_tile
+from simulator.hardware.network import GroupShape, flow_model, group_shapes
 from simulator.kernels.spans import spans
-from simulator.program import NONE, Flow, Groups, Int64, Program, Work
+from simulator.program import NONE, Flow, Groups, Int64, Program, Work, ranges
 from simulator.units import TICKS_PER_SECOND
 
 ON_SMS = frozenset({*COLLECTIVES, "send_recv", "shift", "push_pull"})
@@ -177,14 +177,32 @@ def moving(program: Program, s: Scenario, placement: Int64) -> Moving | None:
     flows = np.flatnonzero(meets)
     flows = flows[np.argsort(program.rank[flows], kind="stable")]
     ranks = np.arange(len(program.tile_ranks) + 1)
-    shapes, shape_of_group = group_shapes(program.groups, s.cluster, placement)
-    by_kind, kind = shapes_by_tile(program, shape_of_group)
-    shape = by_kind[kind[program.joint[flows]]]
+    shapes, shape = _shapes(program, s, placement, flows)
     return Moving(
         works, np.searchsorted(program.rank[works], ranks),
         flows, np.searchsorted(program.rank[flows], ranks),
         _latency(program, s, flows, shapes, shape), _shares(program, found, flows, shapes, shape),
     )  # fmt: skip
+
+
+def _shapes(
+    program: Program, s: Scenario, placement: Int64, flows: Int64
+) -> tuple[list[GroupShape], Int64]:
+    """Return the shapes of the groups of some flows, and which each has, (flows, tiles or 1)."""
+    joint = program.joint[flows]
+    _, at, kind = np.unique(program.joint_group[joint], return_index=True, return_inverse=True)
+    first = joint[at]  # of joint ops with the same first group, which have the same on all tiles
+    group = program.joint_group[first][:, None] + program.classes[program.partition[first]]
+    groups, number = np.unique(group, return_inverse=True)
+    offset, size = program.groups.offset[groups], np.diff(program.groups.offset)[groups]
+    some = Groups(
+        np.concatenate([[0], np.cumsum(size)]), program.groups.ranks[ranges(offset, size)]
+    )
+    shapes, shape_of_group = group_shapes(some, s.cluster, placement)
+    shape = shape_of_group[number.reshape(group.shape)]
+    if (shape == shape[:, :1]).all():
+        shape = shape[:, :1]
+    return shapes, shape[kind.reshape(-1)]
 
 
 def _latency(
