@@ -11,9 +11,12 @@ from typing import Any
 from simulator.api import simulate
 from simulator.describe.loader import scenario
 from simulator.describe.scenario import Scenario
-from simulator.engine import Folding, fold, run
+from simulator.engine import Folding
+from simulator.engine.stretch import fold_slowed, run_stretched
 from simulator.errors import DescriptionError
 from simulator.hardware import price
+from simulator.hardware.placement import devices
+from simulator.hardware.taken import moving
 from simulator.jitter import study
 from simulator.lower import lower
 from simulator.report.result import Result
@@ -80,8 +83,9 @@ def parts(table: Table, engine: str, folded: bool) -> dict[str, float]:
     program = lower(s)
     ticks = price(program, s.cluster)
     at.append(time.perf_counter())
-    folding = fold(program, ticks) if folded else Folding.none(program)
-    timeline = run(program, ticks, engine, folding)
+    moves = moving(program, s, devices(s.plan, s.cluster))
+    folding = fold_slowed(program, ticks, moves) if folded else Folding.none(program)
+    timeline = run_stretched(program, ticks, moves, engine, folding)
     at.append(time.perf_counter())
     _ = Result(program, timeline, s).summary
     at.append(time.perf_counter())

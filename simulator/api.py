@@ -11,13 +11,17 @@ from typing import Any
 
 from simulator.cuts import resolved
 from simulator.describe.scenario import Scenario
-from simulator.engine import Folding, fold, run
+from simulator.engine import Folding, run
+from simulator.engine.stretch import fold_slowed, run_stretched
 from simulator.errors import DescriptionError
 from simulator.hardware import price
+from simulator.hardware.overlap import slowed
 from simulator.hardware.placement import devices
 from simulator.hardware.sizes import differ, of_sizes
+from simulator.hardware.taken import moving, taken
 from simulator.lower import Actions, lower, lower_schedule
 from simulator.program import Int64, Program
+from simulator.report.beside import slowed_seconds
 from simulator.report.between import between_notes
 from simulator.report.data import data_notes
 from simulator.report.host import host_notes
@@ -117,20 +121,26 @@ def _simulated(
         folded = False  # flows of all replicas meet on links
     if differ(scenario.data):
         ticks, traffic = of_sizes(program, ticks, traffic, scenario)
-    run_as = program, ticks, traffic
-    if traffic is not None and scenario.run.overlap_slowdown:
-        from simulator.hardware.overlap import slowed
-
-        run_as = slowed(program, ticks, traffic, scenario.run.overlap_slowdown)
     folded = folded and engine != "reference"  # which runs every rank
-    folding = fold(program, ticks) if folded else Folding.none(program)
-    timeline = run(run_as[0], run_as[1], engine, folding, run_as[2])
+    if traffic is None:
+        moves = moving(program, scenario, placement)
+        folding = fold_slowed(program, ticks, moves) if folded else Folding.none(program)
+        timeline = run_stretched(program, ticks, moves, engine, folding)
+        slower = moves is not None
+    else:
+        folding, shares = Folding.none(program), taken(program, scenario, placement)
+        run_as = program, ticks, traffic
+        slower = shares is not None
+        if shares is not None:
+            run_as = slowed(program, ticks, traffic, shares)
+        timeline = run(run_as[0], run_as[1], engine, folding, run_as[2])
     plan = scenario.plan
     notes = pipeline_notes(plan.schedule, plan.pp, scenario.num_microbatches, plan.chunks)
     undisturbed = "the step above is the one that jitter does not disturb" * bool(scenario.jitter)
     notes = (*notes, *filter(None, [folding.reason, undisturbed]))
-    moves = Moves(traffic, ticks) if traffic is not None else None
-    return Result(program, timeline, scenario, notes, moves)
+    on_links = Moves(traffic, ticks) if traffic is not None else None
+    lost = slowed_seconds(program, ticks, timeline) if slower else 0.0
+    return Result(program, timeline, scenario, notes, on_links, slowed_by_communication_s=lost)
 
 
 def simulate_schedule(

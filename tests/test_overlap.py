@@ -17,6 +17,7 @@ from simulator.engine import ENGINES, run
 from simulator.hardware import price
 from simulator.hardware.contention import contended
 from simulator.hardware.overlap import slowed
+from simulator.hardware.taken import Taken
 from simulator.lower import lower
 from simulator.program import NONE, Int64, Program
 from simulator.report.breakdown import WORK
@@ -33,7 +34,8 @@ HALVES = [Demand({link: 1.0}, LINK / 2) for link in range(2)]
 
 def run_slowed(program: Program, ticks: Int64, traffic: Traffic, slowdown: float) -> Timeline:
     """Return the times of a program whose flows slow compute, the same in every engine."""
-    taken = slowed(program, ticks.reshape(len(program.rank), -1), traffic, slowdown)
+    shares = Taken.stated(program, slowdown)
+    taken = slowed(program, ticks.reshape(len(program.rank), -1), traffic, shares)
     first, *rest = (run(taken[0], taken[1], engine, traffic=taken[2]) for engine in ENGINES)
     assert all(other == first for other in rest)
     return first
@@ -121,7 +123,7 @@ def test_a_collective_that_compute_waits_for_changes_nothing(scenario_of):
     program = lower(s)
     ticks, traffic = contended(program, price(program, s.cluster), s.cluster)
     assert (traffic.demand != NONE).any()
-    same = slowed(program, ticks, traffic, 0.2)
+    same = slowed(program, ticks, traffic, Taken.stated(program, 0.2))
     assert (same[0], same[2]) == (program, traffic)
     assert same[1] is ticks
 
@@ -130,7 +132,7 @@ def test_forwards_before_gradients_move_keep_their_ticks(scenario_of):
     s = scenario_of(plan={"dp": 4, "bucket_size": 2e4}, run={"network": "fluid"})
     program = lower(s)
     ticks, traffic = contended(program, price(program, s.cluster), s.cluster)
-    slower, _, _ = slowed(program, ticks, traffic, 0.2)
+    slower, _, _ = slowed(program, ticks, traffic, Taken.stated(program, 0.2))
     beside = {program.label(row) for row in np.flatnonzero(slower.joint != program.joint)}
     assert beside
     assert all(label.startswith("0B3") for label in beside)  # the last of four backwards
@@ -273,7 +275,7 @@ def test_groups_of_slowed_work_are_the_ranks_that_it_lies_on(scenario_of):
     s = scenario_of(plan={"dp": 2, "tp": 2, "pp": 2}, run={"network": "fluid"})
     program = lower(s)
     ticks, traffic = contended(program, price(program, s.cluster), s.cluster)
-    flat = slowed(program, ticks, traffic, 0.1)[0].flat
+    flat = slowed(program, ticks, traffic, Taken.stated(program, 0.1))[0].flat
     assert len(flat.joint_group) > len(program.flat.joint_group)
     for joint, group in enumerate(flat.joint_group.tolist()):
         members = flat.rank[flat.joint_members[joint]]
@@ -309,11 +311,6 @@ def test_kernels_at_full_rate_and_slowed_ones_are_among_the_assumptions():
     )
     assert "kernels run at full rate beside communication" in off
     assert "takes 15.0% of the computing of its ranks" in on
-
-
-def test_a_slowdown_where_flows_never_share_is_refused():
-    with pytest.raises(sim.DescriptionError, match=r'slowdown 0.15 .*set run.network = "fluid"'):
-        sim.load("gpt2-xl-ddp", {"run.overlap_slowdown": 0.15})
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def fsdp():
 def test_35_no_part_of_a_step_but_the_sharded_update_is_shorter_on_more_devices(fsdp):
     few, many = fsdp[8].breakdown, fsdp[128].breakdown
     for part in ("forward", "backward"):
-        assert many.of(part).mean() == few.of(part).mean()
+        assert many.of(part).mean() >= few.of(part).mean()  # longer by what gathers take
     assert many.of("dp").mean() > few.of("dp").mean()
     assert many.of("optimizer").mean() == pytest.approx(few.of("optimizer").mean() / 16, rel=0.01)
     saved = (few.of("optimizer").mean() - many.of("optimizer").mean()) / 1e12

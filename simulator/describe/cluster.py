@@ -62,6 +62,9 @@ class Device:
     """Dense peak rate by precision, a key of `DTYPES`."""
     compute_units: Count | None = None
     """Units (SMs) over which a product's tiles are spread; absent where tiles do not matter."""
+    communication_units: Count | None = None
+    """Of them, how many a collective within a node holds while it moves bytes (a block of NCCL's
+    kernel for each channel); absent where it takes none from computing."""
     sustained_clock: Fraction = 1.0
     """Share of the best rate that is left when the power limit holds the clock down for minutes."""
     fused: dict[str, Fraction] = field(default_factory=dict)
@@ -91,6 +94,11 @@ class Device:
                 f"Device.memory_efficiency_in: unknown kind of kernel {kinds[0]!r}"
                 f"{suggestion(kinds[0], MEMORY_KINDS)}"
             )
+        if self.communication_units is not None and self.communication_share > 0.5:
+            raise DescriptionError(
+                f"Device.communication_units: {self.communication_units} must be at most half of "
+                f"compute_units, which is {self.compute_units or 'not stated'}"
+            )
         unknown = [d for d in (*self.peak, *self.matmul_efficiency_in) if d not in DTYPES]
         if unknown:
             raise DescriptionError(
@@ -99,6 +107,11 @@ class Device:
 
     def __hash__(self) -> int:
         return hash((self.name, self.memory, tuple(self.peak.items())))
+
+    @property
+    def communication_share(self) -> float:
+        """Share of its computing that a collective within a node holds."""
+        return (self.communication_units or 0) / (self.compute_units or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,6 +156,6 @@ def jitter_problems(s: Scenario) -> Iterator[str]:
                 )
         if s.run.overlap_slowdown:
             yield (
-                "jitter is not modelled with run.overlap_slowdown, where work shares its rank with "
-                "flows; leave one of them out"
+                f"jitter is not modelled with run.overlap_slowdown {s.run.overlap_slowdown:g} in a "
+                "fluid run, where work shares its rank with flows; leave one of them out"
             )

@@ -150,12 +150,10 @@ class Run:
     writes and keeps the matrix."""
     network: Literal["alpha-beta", "fluid"] = "alpha-beta"
     """`alpha-beta`: every flow takes its time alone; `fluid`: flows share links they meet on."""
-    overlap_slowdown: Annotated[float, Range(0, 0.5)] = 0.0
-    """Share of a rank's computing that each collective or message takes while it moves bytes
-    there, in a `fluid` run; 0 leaves compute alone. Measurements suggest 0.15: DeepSeek-V3 gives 20
-    of an H800's 132 SMs to communication (arXiv 2412.19437, section 3.2.2); on four A100, H100,
-    MI250 or MI210 overlapped compute takes 18.9 % longer on average and 40 % at most (arXiv
-    2507.03114), which is 0.16 where communication runs beside all of it."""
+    overlap_slowdown: Annotated[float, Range(0, 0.5)] | None = None
+    """Share of a rank's computing that each collective or message takes while it moves bytes there;
+    0 leaves compute alone. When absent collectives take the SMs that NCCL's kernel holds
+    (`Device.communication_units`), and messages none."""
     num_steps: Count = 2
     """Optimizer steps simulated; the last one is reported as the steady state."""
     warm_up: Seconds = 0.0
@@ -169,8 +167,9 @@ class Run:
     one is before the last of them."""
     detail: Literal["stage", "layer", "kernel"] = "layer"
     """How finely a pass is cut into ops: an op a `kernel`; a run of kernels of a `layer` between
-    collectives; a few ops a `stage`, for sweeps (a layer's where plan.tp_overlap or zero 2
-    needs them apart). It moves no time, but what the timeline shows."""
+    collectives; a few ops a `stage`, for sweeps (a layer's where what runs beside others needs them
+    apart: plan.tp_overlap, zero 2, collectives of layers beside gathers or buckets). It moves no
+    time, but what the timeline shows."""
 
     def __post_init__(self) -> None:
         validate(self)

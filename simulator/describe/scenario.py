@@ -332,12 +332,6 @@ def _flows_apart(s: Scenario) -> Iterator[str]:
                 f"cluster.network.{name} {value!r} has no effect in run.network 'alpha-beta', "
                 'where links do not slow flows; set run.network = "fluid"'
             )
-    if s.run.overlap_slowdown:
-        yield (
-            f"run.overlap_slowdown {s.run.overlap_slowdown:g} has no effect in run.network "
-            "'alpha-beta', where nothing that runs at once slows the other; "
-            'set run.network = "fluid"'
-        )
 
 
 ON_DEVICE_ONLY = {

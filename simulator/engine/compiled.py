@@ -67,24 +67,39 @@ def _pass(
     program: Program, ticks: Int64, classes: Int32, pauses: Pauses | None
 ) -> tuple[Int64, Int64]:
     """Return start and end by one pass in topological order."""
-    offset, rows = program.units
-    if len(rows) < len(program.rank):
-        raise DeadlockError(deadlock_of(program))
-    columns = classes.shape[1]
-    start = np.empty((len(program.rank), columns), np.int64)
-    end = np.empty_like(start)
-    joint = program.joint[rows[offset[:-1]]]
-    partition = np.append(program.partition, NONE)[joint]  # NONE is -1: the last one
-    arguments = (
-        offset, rows, partition.astype(np.int64), program.pred_offset, program.preds,
-        program.stream_previous, classes, ticks, *as_arguments(pauses, program, columns),
-        start, end,
-    )  # fmt: skip
-    units = len(offset) - 1
-    stride = max(1, CELLS // max(columns, 1))
-    for first in range(0, units, stride):
-        one_pass(start.size, first, min(first + stride, units), *arguments)
-    return start, end
+    once = Pass(program, classes, pauses)
+    once.run(ticks)
+    return once.start, once.end
+
+
+class Pass:
+    """One pass in topological order, which can be made again from some op on."""
+
+    def __init__(self, program: Program, classes: Int32, pauses: Pauses | None = None) -> None:
+        offset, rows = program.units
+        if len(rows) < len(program.rank):
+            raise DeadlockError(deadlock_of(program))
+        columns = classes.shape[1]
+        self.start = np.empty((len(program.rank), columns), np.int64)
+        self.end = np.empty_like(self.start)
+        joint = program.joint[rows[offset[:-1]]]
+        partition = np.append(program.partition, NONE)[joint]  # NONE is -1: the last one
+        self._graph = (
+            offset, rows, partition.astype(np.int64), program.pred_offset, program.preds,
+            program.stream_previous, classes,
+        )  # fmt: skip
+        self._pauses = as_arguments(pauses, program, columns)
+
+    def run(self, ticks: Int64, first: int = 0) -> None:
+        """Fill `start` and `end` (rows, columns) from a unit on, all before it being right."""
+        units, columns = len(self._graph[0]) - 1, self.start.shape[1]
+        stride = max(1, CELLS // max(columns, 1))
+        size = self.start.size * (units - first) // max(units, 1)
+        for begin in range(first, units, stride):
+            one_pass(
+                size, begin, min(begin + stride, units), *self._graph, ticks, *self._pauses,
+                self.start, self.end,
+            )  # fmt: skip
 
 
 def timeline_of(program: Program, folding: Folding, start: Int64, end: Int64) -> Timeline:

@@ -55,5 +55,5 @@ def by_stage(s: Scenario) -> Scenario:
 
 def each_flow_alone(s: Scenario) -> Scenario:
     """Return a scenario with the fewest ops, and no flow that shares a link with another."""
-    run = replace(s.run, detail="stage", network="alpha-beta", overlap_slowdown=0.0)
+    run = replace(s.run, detail="stage", network="alpha-beta")
     return replace(s, run=run, cluster=replace(s.cluster, network=Network()))

@@ -37,7 +37,8 @@ class Gain:
     more_memory_bytes: float
     fits: bool
     on_path_s: float | None
-    """What the critical path has of it: no gain is larger. None where it is of several owners."""
+    """What the critical path has of it: no gain is larger, but for work beside it that it slows.
+    None where it is of several owners."""
     slack: float | None = None
     """Where it gains nothing: how many times as long it may take before a step is longer."""
 

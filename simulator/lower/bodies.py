@@ -32,6 +32,7 @@ from simulator.lower.segments import (
     TP,
     Segment,
     coarse,
+    has_flows,
     is_plain,
     joined,
     moving,
@@ -289,7 +290,9 @@ def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> Sta
     def closing(chain: list[Segment], before: Sequence[Segment] = ()) -> Body:
         if not buckets:
             return made(chain, before)
-        if is_coarse and not experts:  # whose buckets are filled between those of the others
+        # Buckets of experts are filled between those of the others; and a bucket slows the work
+        # beside it, so that work and flows keep their order.
+        if is_coarse and not experts and not has_flows(chain):
             chain = joined(chain, buckets)
         return body(
             [*before, *chain], table, buckets, partial(_exchange, s) if dense else None,
@@ -328,7 +331,10 @@ def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTab
         made: dict[int, sharding.Passes] = {}
         for layer, pair in _copies(s, block, numbers, stage):
             if id(pair) not in made:
-                f, b = map(coarse, pair[:2]) if s.run.detail == "stage" else pair[:2]
+                f, b = pair[:2]
+                # Gathers slow the work beside them, so that work and flows keep their order.
+                if s.run.detail == "stage" and not has_flows([*f, *b]):
+                    f, b = coarse(f), coarse(b)
                 size = weight_bytes(s, block) - held * s.precision.weight
                 made[id(pair)] = sharding.gathering(s, f, b, size, block.trained - held, stay)
             for at, (chain, one) in enumerate(zip(chains, made[id(pair)], strict=True)):

@@ -209,6 +209,11 @@ def is_plain(chain: Sequence[Segment]) -> bool:
     return not any(segment.beside or segment.place != CHAIN for segment in chain)
 
 
+def has_flows(chain: Sequence[Segment]) -> bool:
+    """Return whether anything moves in a chain."""
+    return any(isinstance(segment.cost, Flow) for segment in chain)
+
+
 def coarse(chain: list[Segment]) -> list[Segment]:
     """Return a chain as a few segments, unless some of them run side by side."""
     return joined(chain) if is_plain(chain) else chain

@@ -65,6 +65,8 @@ class Result:
     """Likewise of the same without evaluations."""
     without_log_s: float | None = None
     """Likewise of the same without logging."""
+    slowed_by_communication_s: float = 0.0
+    """By how much longer the last step's work took because of flows beside it, mean over ranks."""
 
     @property
     def program(self) -> Program:

@@ -19,6 +19,7 @@ from simulator.lower.places import is_summed, layout
 from simulator.lower.sharding import is_gathering
 from simulator.lower.trainable import model_flops_per_token, recomputed_flops_per_token
 from simulator.program import Int64, Program, Work
+from simulator.report.beside import beside_communication
 from simulator.report.between import BetweenUse, between_assumptions, evaluation_use, log_use
 from simulator.report.breakdown import BUBBLE, COMMUNICATION, Breakdown
 from simulator.report.context import context_assumptions
@@ -74,6 +75,9 @@ class Summary:
     """Bubble over work, Megatron's definition."""
     exposed_communication_s: dict[str, float]
     """Mean over ranks, by kind."""
+    slowed_by_communication_s: float
+    """By how much longer work takes because of flows beside it, mean over ranks; part of what
+    `shares` gives to work."""
     peak_memory_bytes: float
     """Allocated on the fullest rank, with the least room (torch.cuda.max_memory_allocated)."""
     reserved_memory_bytes: float
@@ -142,6 +146,7 @@ def summarise(result: Result) -> Summary:
         bubble_fraction=float(b.bubble_fraction.mean()),
         bubble_ratio=float(b.bubble.sum() / max(1, b.of("forward", "backward", "optimizer").sum())),
         exposed_communication_s={kind: shares[kind] * seconds for kind in COMMUNICATION},
+        slowed_by_communication_s=result.slowed_by_communication_s,
         peak_memory_bytes=float(peak[fullest]),
         reserved_memory_bytes=float(result.reserved_memory_bytes[fullest]),
         device_memory_bytes=needed,
@@ -321,8 +326,8 @@ def assumptions(s: Scenario) -> list[str]:
             f"stage has the {CUT[plan.stage_cut]}, embedding and head counted"
         )
     out += schedule_assumptions(s)
-    if plan.pp > 1 or plan.replicas > 1:
-        out.append(_beside_communication(s.run.overlap_slowdown))
+    if plan.pp > 1 or plan.replicas > 1 or plan.tp_overlap != "none":
+        out += beside_communication(s)
     if plan.tp > 1:
         beside = ", but for the other action of a pair" * layout(s).pairs
         out.append(TP_OVERLAP[plan.tp_overlap] + beside * (plan.tp_overlap == "none"))
@@ -409,14 +414,3 @@ def _memory_assumptions(s: Scenario) -> list[str]:
         )
         + ": a buffer of each protocol for each channel and peer",
     ]
-
-
-def _beside_communication(slowdown: float) -> str:
-    """Return what is assumed of kernels that run while flows move."""
-    if not slowdown:
-        return "kernels run at full rate beside communication (run.overlap_slowdown takes from it)"
-    return (
-        f"each collective or message takes {slowdown:.1%} of the computing of its ranks while it "
-        "moves bytes at its own rate, less where others hold it back, nothing during its latency; "
-        "every kernel feels it alike"
-    )

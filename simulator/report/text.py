@@ -125,6 +125,7 @@ def _numbers(result: Result, s: Scenario, summary: Summary) -> list[str]:
         f"  bubble      {summary.bubble_fraction:.1%} of the step "
         f"({low:.1%} to {high:.1%} by rank), {summary.bubble_ratio:.1%} of the work",
         f"  exposed     {communication} (mean over ranks)",
+        *_slowed(summary),
         f"  memory      {format_bytes(summary.device_memory_bytes)} of "
         f"{format_bytes(summary.memory_capacity_bytes)} "
         f"on rank {summary.peak_memory_rank}: {verdict} "
@@ -133,6 +134,18 @@ def _numbers(result: Result, s: Scenario, summary: Summary) -> list[str]:
         f"  bottleneck  {summary.bottleneck}",
         "  owners      "
         + ", ".join(f"{OWNERS[k]} {v:.1%}" for k, v in summary.shares.items() if v >= 0.0005),
+    ]
+
+
+def _slowed(summary: Summary) -> list[str]:
+    """Return how much longer work takes because of communication beside it."""
+    seconds = summary.slowed_by_communication_s
+    if seconds < 0.0005 * summary.step_time_s:
+        return []
+    share = seconds / summary.step_time_s
+    return [
+        f"  slowed      compute by {format_seconds(seconds)} ({share:.1%} of the step), by "
+        "communication beside it (mean over ranks)"
     ]
 
 

@@ -1,0 +1,65 @@
+"""How long work takes that flows slow while they move beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.kernels.jit import Kernel
+
+
+@Kernel
+def stretch(  # type: ignore[no-untyped-def]  # compiled
+    works, work_offset, flows, flow_offset, latency, share, start, end, base, whole, most, out,
+):  # fmt: skip
+    """Fill `out` (works, columns) with the ticks that work takes beside flows of known times.
+
+    A flow takes `share` (flows, columns or 1) of `whole` parts of its rank's computing from
+    `latency` ticks after its start to its end; all at once take `most` parts at most. Work that
+    starts when `start` says, and alone takes `base` (works, columns) ticks, has what they leave.
+
+    Only differences of times of one rank count, so that what happens later alike takes as long.
+    """
+    columns = start.shape[1]
+    wide = 1 if latency.shape[1] > 1 else 0
+    broad = 1 if share.shape[1] > 1 else 0
+    for k in range(len(work_offset) - 1):
+        first = flow_offset[k]
+        count = flow_offset[k + 1] - first
+        time = np.empty(2 * count, np.int64)
+        step = np.empty(2 * count, np.int64)
+        for c in range(columns):
+            n = 0
+            for f in range(first, first + count):
+                i = flows[f]
+                enters = start[i, c] + latency[f, c * wide]
+                if end[i, c] > enters and share[f, c * broad] > 0:
+                    time[n] = enters
+                    step[n] = share[f, c * broad]
+                    time[n + 1] = end[i, c]
+                    step[n + 1] = -share[f, c * broad]
+                    n += 2
+            order = np.argsort(time[:n], kind="mergesort")
+            p = 0
+            now_taken = 0
+            for w in range(work_offset[k], work_offset[k + 1]):
+                begin = start[works[w], c]
+                while p < n and time[order[p]] <= begin:
+                    now_taken += step[order[p]]
+                    p += 1
+                if now_taken == 0 and (p == n or time[order[p]] >= begin + base[w, c]):
+                    out[w, c] = base[w, c]
+                    continue
+                left = float(base[w, c])
+                t = begin
+                q = p
+                taken = now_taken
+                while True:
+                    rate = float(whole - min(taken, most)) / float(whole)
+                    if q == n or (time[order[q]] - t) * rate >= left:
+                        break
+                    left -= (time[order[q]] - t) * rate
+                    t = time[order[q]]
+                    while q < n and time[order[q]] == t:
+                        taken += step[order[q]]
+                        q += 1
+                out[w, c] = t - begin + int(left / rate + 0.5)
