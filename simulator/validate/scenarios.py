@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,8 +53,9 @@ def described(model: Any, cluster: Table, plan: Table, run: Table) -> Scenario:
     return scenario(parts, Path("scenario"))
 
 
+@lru_cache(maxsize=256)
 def step_seconds(s: Scenario) -> float:
-    """Return the seconds of a step."""
+    """Return the seconds of a step; rows that describe the same run share it."""
     return simulate(s).step_time_s
 
 
