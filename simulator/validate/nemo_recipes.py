@@ -7,7 +7,7 @@ that a row prints (degrees, batches) are the row's, also where a recipe says oth
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -31,6 +31,8 @@ class Recipe:
     """Size of a bucket of gradients, where they are reduced in buckets."""
     is_graph: bool = False
     """Whether a CUDA graph holds the whole iteration, so that the host issues no kernel."""
+    is_overlapped: bool = False
+    """Whether experts' exchanges run beside another microbatch (`moe_a2a_overlap`)."""
 
 
 class Key(NamedTuple):
@@ -177,14 +179,18 @@ DROPS: Table = {"expert_capacity": 1.0, "expert_padding": True}
 """`apply_moe_token_drop`, of runs of 25.09: the summary prints their numbers once more as such."""
 
 
-def _deepseek(version: tuple[str, str], module: str | None, *, is_graph: bool = False) -> Recipe:
+def _deepseek(version: tuple[str, str], module: str) -> Recipe:
     """Return a recipe of DeepSeek-V3 that computes a module again, with moments in bf16.
 
     The moments are those of recipes/deepseek/deepseek_v3.py.
     """
-    plan: Table = {"recompute": "light", "recompute_modules": [module]} if module else {}
-    run = {"optimizer": "adamw_bf16", **ROUTED}
-    return _bridge(*version, plan=plan, run=run, is_graph=is_graph)
+    plan: Table = {"recompute": "light", "recompute_modules": [module]}
+    return _bridge(*version, plan=plan, run={"optimizer": "adamw_bf16", **ROUTED})
+
+
+def _overlapped(commit: str, path: str) -> Recipe:
+    """Return a recipe with `moe_a2a_overlap`."""
+    return replace(_bridge(commit, path), is_overlapped=True)
 
 
 def _qwen3(commit: str, path: str, *, drops: bool = False, is_graph: bool = False) -> Recipe:
@@ -202,15 +208,16 @@ EXPERTS = {
     **_each("26.02 26.02.01 26.04 26.04.01 26.06 26.06.01 26.08",
             "DGX-H100 DGX-B200 DGX-GB200 DGX-GB300", "qwen3-30b-a3b qwen3-235b-a22b",
             _qwen3(*_QWEN3_26)),
+    **_each("26.02 26.02.01 26.04 26.04.01 26.06", "DGX-H100", "qwen3-235b-a22b",
+            _overlapped(*_QWEN3_26)),
     **_each("25.11", "DGX-GB300", "deepseek-v3", _deepseek(_DEEPSEEK_2511, "moe_act")),
     **_each("25.11", "DGX-GB200 DGX-B200", "deepseek-v3",
             _deepseek(_DEEPSEEK_2511, "mla_up_proj")),
-    **_each("26.02 26.02.01 26.04 26.04.01", "DGX-GB300 DGX-GB200 DGX-B200", "deepseek-v3",
+    **_each("26.02 26.02.01 26.04", "DGX-GB300 DGX-GB200 DGX-B200", "deepseek-v3",
             _deepseek(_DEEPSEEK_2602, "mla_up_proj")),
-    **_each("26.06 26.06.01", "DGX-GB300", "deepseek-v3",
-            _deepseek(_DEEPSEEK_2606, None, is_graph=True)),
-    **_each("26.06.01 26.08", "DGX-GB200", "deepseek-v3",
-            _deepseek(_DEEPSEEK_2606, "mla_up_proj", is_graph=True)),
+    **_each("26.04.01", "DGX-B200", "deepseek-v3", _overlapped(*_DEEPSEEK_2606)),
+    **_each("26.06 26.06.01 26.08", "DGX-GB200 DGX-GB300", "deepseek-v3",
+            _overlapped(*_DEEPSEEK_2606)),
 }  # fmt: skip
 """`set_qwen3_common_configs` turns recomputation off. DeepSeek-V3 of 25.11 also computes the MLPs
 of its three dense layers again (`mlp`), which is left out. All force the load to be even."""
@@ -244,9 +251,14 @@ def recipe_of(row: Row, model: str) -> Recipe:
     """Return the recipe of a row.
 
     Raises:
-        DescriptionError: where the table has none.
+        DescriptionError: where the table has none, or one that is not modelled.
     """
     key = key_of(row, model)
     if key not in RECIPES:
         raise DescriptionError("its authors' configuration was not looked up")
-    return RECIPES[key]
+    recipe = RECIPES[key]
+    if recipe.is_overlapped:
+        raise DescriptionError(
+            "its recipe runs experts' exchanges beside another microbatch, which is not modelled"
+        )
+    return recipe
