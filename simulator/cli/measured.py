@@ -125,7 +125,8 @@ def export_group() -> None:
 def export_chakra(scenario: str, overrides: tuple[str, ...], prefix: str) -> None:
     """Write Chakra execution traces, PREFIX.RANK.et, as ASTRA-sim reads them.
 
-    The ranks of groups go to PREFIX.comm_groups.json. Durations are those of the model of devices.
+    The ranks of groups go to PREFIX.comm_groups.json. Durations are those of the model of devices,
+    each op alone.
     """
     loaded = load(scenario, overrides)
     from simulator.exchange.chakra import write_chakra
