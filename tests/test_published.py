@@ -3,7 +3,9 @@
 import csv
 import json
 import re
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -631,3 +633,11 @@ def test_the_ranking_is_spearmans(pairs, ranking):
 def test_rows_dealt_out_to_processes_come_back_in_their_order():
     (source,) = sources = named(("korthikanti-saving",))
     assert rerun_all(sources, jobs=2) == rerun_all(sources, jobs=1) == [rerun(source)]
+
+
+# Its runs were at 500 of 700 W: the clock of the catalogue times the cube root of that.
+def test_torchtitans_devices_run_at_the_catalogues_clock_less_their_power_limit():
+    found = catalog.find("h100-sxm5-80gb", "devices", Path())
+    clock = tomllib.loads(found.read_text(encoding="utf-8"))["sustained_clock"]
+    limited = sharded.GRAND_TETON["device"]["sustained_clock"]
+    assert limited == pytest.approx(clock * (500 / 700) ** (1 / 3))

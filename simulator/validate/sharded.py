@@ -70,7 +70,7 @@ POWER_LIMIT = (500 / 700) ** (1 / 3)
 """Clock that a limit of 500 W leaves of that at 700 W: 0.894. Dynamic power goes with f V^2, and V
 with f: the clock goes with the cube root."""
 
-H100_CLOCK = 0.95
+H100_CLOCK = 0.93
 """`sustained_clock` of the H100 in the catalogue, at 700 W."""
 
 GRAND_TETON = {
