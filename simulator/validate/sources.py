@@ -363,8 +363,8 @@ SOURCES = (
             "simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh and _deepseekv2.sh, whose "
             "experts are padded to a capacity of 1 and whose first layer alone is dense",
             "Transformer Engine runs backward's tensor-parallel collectives beside products",
-            "products sustain 0.64 of the device file's rate: the source's own measurements of "
-            "products on this machine, configs/system/b200_bf16_ceperm.json",
+            "the device's rates are fitted to half of the source's own measurements of single "
+            "kernels on this machine, configs/system/b200_bf16_ceperm.json, to no step",
             *MESSAGES,
         ),
     ),
