@@ -162,6 +162,12 @@ def _times(s: Scenario) -> Runs:
             "plan.stage_cut 'time' with plan.recompute_again: what is computed twice more is not "
             'timed; set plan.stage_cut = "parameters", or list plan.layers_per_stage'
         )
+    if s.plan.offload_layers is not None:
+        raise DescriptionError(
+            "plan.stage_cut 'time' with plan.offload_layers: which layers copy hangs on the cut; "
+            'leave plan.offload_layers out, set plan.stage_cut = "parameters", or list '
+            "plan.layers_per_stage"
+        )
     if s.plan.recompute_layers is None:
         return _measured(s)
     again = _measured(replace(s, plan=replace(s.plan, recompute_layers=None)))

@@ -79,7 +79,15 @@ class Kernel:
     count: int = 1
     """Times that it runs, one after the other."""
     algorithm: str = ""
-    """Fused algorithm whose rate a device states, a key of `Device.fused`; empty where none is."""
+    """`GROUPED`, or a fused algorithm whose rate a device states, a key of `Device.fused`; empty
+    where neither is."""
+
+
+GROUPED = "grouped"
+"""Stands for the algorithm of products that are issued one for each expert: a batch of them."""
+
+PRODUCTS = ("", GROUPED)
+"""Algorithms of matrix products by themselves, a batch of them."""
 
 
 OFF_DEVICE = ("copy", "host")

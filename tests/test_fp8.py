@@ -139,6 +139,39 @@ def test_gathered_weights_are_cast_in_forward(fp8_of: Any) -> None:
     assert stage.weights == 4 * stage.params / 2
 
 
+# With fp8 parameters a product's weight and its transposed copy, a byte each, are all that is held,
+# each of two ranks casts half (3 bytes) and transposes all (2), and a byte is gathered.
+def test_weights_in_fp8_alone_are_held_cast_and_gathered_as_bytes(fp8_of: Any) -> None:
+    s = fp8_of(plan={"dp": 2, "zero": 1}, run={"fp8_weights": True})
+    stage, low = static_memory(s)[0], 4 * LINEAR
+    assert stage.weights == 2 * (stage.params - low) + 2 * low
+    assert optimizer_kernels(s)["weight cast"].bytes == 3 * low / 2 + 2 * low
+    gathers = [c.bytes for c in lower(s).costs if isinstance(c, Flow) and c.name == "all_gather"]
+    assert gathers == [2 * (stage.params - low) + low]
+
+
+# FSDP casts its shard once a step, gathers a byte and transposes it in backward (read and written);
+# nothing stays cast until then. Beside the fp32 shard there may be one of low precision.
+def test_gathered_weights_in_fp8_are_not_cast_in_forward(fp8_of: Any) -> None:
+    s = fp8_of(plan={"dp": 2, "zero": 3}, run={"fp8_weights": True})
+    fc1 = layer_of(s)["fc1"]
+    assert "fc1 weight cast" not in kernels(*fc1.forward)
+    assert fc1.kept_bytes == 32 * 64
+    assert kernels(*fc1.input_grad)["fc1 weight transpose"].bytes == 2 * 64 * 320
+    assert optimizer_kernels(s)["weight cast"].bytes == 3 * 4 * LINEAR / 2
+    norms = 2 * 2 * 64  # of a layer, in bf16
+    gathers = {c.bytes for c in lower(s).costs if isinstance(c, Flow) and c.name == "all_gather"}
+    assert LINEAR + norms in gathers
+    assert static_memory(s)[0].weights == 4 * static_memory(s)[0].params / 2
+    s = fp8_of(plan={"dp": 2, "zero": 3, "low_precision_shard": True}, run={"fp8_weights": True})
+    assert static_memory(s)[0].weights == (2 * static_memory(s)[0].params - 4 * LINEAR) / 2
+
+
+def test_blackwell_transposes_nothing(fp8_of: Any) -> None:
+    s = fp8_of(plan={"dp": 2, "zero": 3}, run={"fp8_weights": True}, architecture="blackwell")
+    assert "fc1 weight transpose" not in kernels(*layer_of(s)["fc1"].input_grad)
+
+
 # 2e14 FLOP/s in fp8, half of it sustained there and all of it in bf16.
 def test_products_sustain_a_share_of_the_peak_by_precision(cluster_of: Any) -> None:
     rates = {"peak": RATES, "matmul_efficiency_in": {"fp8": 0.5}}
@@ -166,8 +199,11 @@ def test_fp8_takes_less_time_than_bf16(fp8_of: Any) -> None:
     {"dp": 2, "zero": 3, "recompute": "selective-op"},
     {"tp": 2, "pp": 2, "sequence_parallel": True, "tp_overlap": "all"},
 ])  # fmt: skip
-def test_engines_agree_and_nothing_stays_alive(fp8_of: Any, plan: Any, detail: str) -> None:
-    s = fp8_of(plan=plan, run={"detail": detail, "compiled": True})
+@pytest.mark.parametrize("alone", [False, True])
+def test_engines_agree_and_nothing_stays_alive(
+    fp8_of: Any, plan: Any, detail: str, alone: bool
+) -> None:
+    s = fp8_of(plan=plan, run={"detail": detail, "compiled": True, "fp8_weights": alone})
     program = lower(s)
     same_in_all(program, price(program, s.cluster))
     memory = sim.simulate(s).memory
@@ -188,6 +224,19 @@ def test_a_device_without_a_rate_for_fp8_is_refused(scenario_of: Any) -> None:
 def test_a_scaling_without_fp8_is_refused(scenario_of: Any) -> None:
     with pytest.raises(DescriptionError, match=r"'current' is for run\.precision 'fp8'"):
         scenario_of(run={"fp8_scaling": "current"})
+
+
+@pytest.mark.parametrize(
+    ("plan", "run", "words"),
+    [
+        ({}, {"precision": "bf16"}, "fp8_weights is for run.precision 'fp8', not 'bf16'"),
+        ({}, {"frozen_layers": 1}, "fp8_weights is not modelled with run.frozen_layers"),
+        ({"offload_optimizer": True}, {}, "fp8_weights is not modelled with plan.offload_optim"),
+    ],
+)
+def test_weights_in_fp8_alone_have_their_limits(fp8_of: Any, plan: Any, run: Any, words: str):
+    with pytest.raises(DescriptionError, match=words):
+        fp8_of(plan=plan, run={"fp8_weights": True, **run})
 
 
 # ---- compiled layers ----

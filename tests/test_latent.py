@@ -17,8 +17,9 @@ from simulator.lower.attention import Heads, flash_attention, unfused_attention
 from simulator.lower.layers import blocks, num_parameters
 from simulator.lower.memory import static_memory
 from simulator.lower.operators import Elements
+from simulator.lower.recompute import MODULES, lightly
 from simulator.lower.shapes import Shapes, shapes
-from simulator.program import Flow
+from simulator.program import Flow, Kernel
 from simulator.report.inference import kv_cache_bytes_per_token
 
 
@@ -53,6 +54,27 @@ def test_flash_attention_counts_the_dims_of_keys_and_of_values() -> None:
     assert forward.flops == 128 * (24 + 12)
     assert backward.flops == 128 * (3 * 24 + 2 * 12)
     assert o.model_flops == 2 * 128 * 36
+
+
+# Each module spares bytes of its own, and only the up projections have products to run again.
+def test_modules_of_light_recomputation_add_up() -> None:
+    x = Shapes(microbatch_size=1, sequence_length=64, tp=1, elements=BF16, attention="flash")
+    layer = blocks(MINICPM, x).layer.operators
+
+    def saved(modules: tuple[str, ...]) -> float:
+        return sum(o.saved_bytes or 0.0 for o in lightly(layer, modules))
+
+    parts = [saved(()) - saved((module,)) for module in MODULES]
+    assert all(part > 0 for part in parts)
+    assert sum(parts) == saved(()) - saved(MODULES)
+    assert saved(()) == sum(o.kept_bytes for o in layer)
+    again = [
+        sum(k.flops for o in lightly(layer, (module,)) for k in o.again if isinstance(k, Kernel)
+            and k.matmul)
+        for module in MODULES
+    ]  # fmt: skip
+    assert again[:2] == [0, 0]
+    assert again[2] > 0
 
 
 # 8 tokens x 2 heads: q and k of 24, v of 12 numbers of 2 bytes, and 4 bytes a row and head.

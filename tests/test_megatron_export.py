@@ -98,7 +98,8 @@ def sparse_flags(draw):
     """Flags of models with experts, latent attention and prediction further ahead."""
     tp, pp = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2]))
     latent, grouped = draw(st.booleans()), draw(st.booleans())
-    capacity, light = draw(st.sampled_from([None, 1.25])), draw(st.booleans())
+    capacity = draw(st.sampled_from([None, 1.25]))
+    light = draw(st.sampled_from([None, "mla_up_proj", "layernorm moe_act mla_up_proj"]))
     each = draw(st.sampled_from([64, 128]))
     return MODEL | {
         "tensor-model-parallel-size": tp,
@@ -131,7 +132,7 @@ def sparse_flags(draw):
         "kv-lora-rank": draw(st.sampled_from([None, 64])) if latent else None,
         "mtp-num-layers": draw(st.sampled_from([None, 1])),
         "recompute-granularity": "selective" if light else None,
-        "recompute-modules": "layernorm moe_act mla_up_proj" if light else None,
+        "recompute-modules": light,
         "exp-avg-dtype": "bf16",
         "exp-avg-sq-dtype": "bf16",
     }

@@ -266,8 +266,7 @@ def test_the_example_of_deepseek_v3_sends_tokens_to_four_nodes_where_there_are_m
 def test_what_moves_times_and_is_not_modelled_is_listed_with_what_is_taken():
     listed = import_megatron(LLAMA3_8B, node="dgx-h100").not_modelled
     assert [sentence.partition(":")[0] for sentence in listed] == [
-        "--overlap-param-gather", "--cross-entropy-loss-fusion", "--fp8-param-gather",
-        "--empty-unused-memory-level 1",
+        "--overlap-param-gather", "--cross-entropy-loss-fusion", "--empty-unused-memory-level 1",
     ]  # fmt: skip
 
 
@@ -588,16 +587,21 @@ def test_another_pattern_is_refused(pattern, sentence):
 
 
 @pytest.mark.parametrize(
-    ("modules", "recompute", "listed"),
-    [("core_attn", "selective", 0), ("layernorm moe_act", "light", 0),
-     ("layernorm", "light", 1)],
+    ("modules", "recompute", "parts"),
+    [("core_attn", "selective", None), ("layernorm moe_act", "light", None),
+     ("layernorm", "light", ("layernorm",))],
 )  # fmt: skip
-def test_modules_that_are_computed_again_are_the_core_or_all_that_is_cheap(
-    modules, recompute, listed
-):
+def test_modules_that_are_computed_again_are_the_core_or_what_is_cheap(modules, recompute, parts):
     imported = read(f"--recompute-granularity selective --recompute-modules {modules}")
-    assert imported.scenario.plan.recompute == recompute
-    assert len(imported.not_modelled) == listed
+    plan = imported.scenario.plan
+    assert (plan.recompute, plan.recompute_modules) == (recompute, parts)
+    assert not imported.not_modelled
+
+
+@pytest.mark.parametrize(("flag", "layers"), [(3, 3), (4, None), (9, None)])
+def test_so_many_first_layers_go_to_the_host(flag, layers):
+    plan = plan_of(f"--cpu-offloading-num-layers {flag}")
+    assert (plan.offload_activations, plan.offload_layers) == (True, layers)
 
 
 def test_moments_in_bf16_are_both():

@@ -261,6 +261,48 @@ def test_a_copy_back_waits_for_the_copy_away_and_memory_ends_at_nothing(hosted):
         assert result.memory.of_rank(rank)[1][-1] == 0
 
 
+# The first 2 of 4 layers copy (T), 2 do not: layer 2 begins with the end of copy 0 at t0 + T, layer
+# 3 with that of copy 1. Back, copy 1 begins when layer 3 is through, at e, and ends at e + T; copy
+# 0 follows it, to e + 2T, for layer 2 is through long before.
+def test_layers_that_do_not_copy_are_the_time_of_those_that_do(hosted):
+    s = hosted(plan={**ACTIVATIONS, "offload_layers": 2}, batch=1, run=ONE)
+    result = sim.simulate(s)
+    copy = to_ticks(blocks(s.model, shapes(s)).layer.kept_bytes / 1e9)
+    assert lasting(result, "offload") == lasting(result, "fetch") == [copy] * 2
+    start, end = layers_of(result, "F")
+    assert (start - end[0]).tolist()[1:] == [0, copy, 2 * copy]
+    back, through = layers_of(result, "B")
+    assert (back - through[0]).tolist()[1:] == [0, copy, 2 * copy]
+
+
+# One layer copies, 3 do not: only the last one waits for it, and for that one's end it waits back.
+def test_a_single_copy_has_the_time_of_all_other_layers(hosted):
+    s = hosted(plan={**ACTIVATIONS, "offload_layers": 1}, batch=1, run=ONE)
+    result = sim.simulate(s)
+    copy = to_ticks(blocks(s.model, shapes(s)).layer.kept_bytes / 1e9)
+    start, end = layers_of(result, "F")
+    assert start[1:3].tolist() == end[:2].tolist()
+    assert start[3] == end[0] + copy
+    p, t = result.program, result.timeline
+    back, through = layers_of(result, "B")
+    assert t.start[rows_of(p, "fetch")].tolist() == [through[0]]
+    assert back[3] == through[0] + copy
+
+
+# The first 3 of 4 layers of 4 microbatches, which GPipe keeps all: 12 on the host.
+def test_so_many_layers_lie_on_the_host(hosted, llama):
+    plan = {**ACTIVATIONS, "schedule": "GPipe", "offload_layers": 3}
+    s = hosted(model=llama, plan=plan, run=ONE)
+    parts, result = blocks(s.model, shapes(s)), sim.simulate(s)
+    assert result.summary.host_memory_bytes == 12 * parts.layer.kept_bytes
+
+
+def test_as_many_as_there_are_is_all_of_them(hosted):
+    plans = (ACTIVATIONS, {**ACTIVATIONS, "offload_layers": 4})
+    all_of_them, four = (sim.simulate(hosted(plan=plan, run=ONE)) for plan in plans)
+    assert all_of_them.times.makespan == four.times.makespan
+
+
 # With full recomputation a layer keeps its input only: tokens x hidden x 2 bytes.
 def test_what_recomputation_leaves_is_all_that_moves(hosted):
     s = hosted(plan={**ACTIVATIONS, "recompute": "full"}, batch=1, run=ONE)
@@ -278,6 +320,7 @@ PLANS = [
     {"dp": 4, "zero": 3, "recompute": "full"},
     {"pp": 2, "chunks": 2, "schedule": "Interleaved1F1B", "dp": 2},
     {"pp": 2, "schedule": "GPipe", "p2p_overlap": False, "recompute": "selective"},
+    {"dp": 2, "zero": 3, "offload_layers": 3, "recompute": "full", "recompute_layers": 1},
     {"tp": 2, "sequence_parallel": True, "tp_overlap": "all", "dp": 2, "grad_overlap": False},
 ]
 
@@ -288,7 +331,7 @@ def test_engines_agree_folded_and_whole(hosted, llama, plan):
     alike_however_it_runs(s)
 
 
-@pytest.mark.parametrize("plan", PLANS[:6])
+@pytest.mark.parametrize("plan", PLANS[:7])
 def test_detail_moves_no_time(hosted, llama, plan):
     results = [
         sim.simulate(hosted(model=llama, plan={**OPTIMIZER, **ACTIVATIONS, **plan},
@@ -327,10 +370,23 @@ def test_what_cannot_be_offloaded_is_refused(hosted, plan, run, message):
         hosted(plan={**OPTIMIZER, **plan}, run=run)
 
 
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"offload_layers": 2}, "Plan.offload_layers: 2 has no effect with offload_activations fa"),
+        ({**ACTIVATIONS, "offload_layers": 5}, "plan.offload_layers 5: no stage has more than 4"),
+        ({**ACTIVATIONS, "offload_layers": 1, "pp": 2, "stage_cut": "time"}, "hangs on the cut"),
+    ],
+)
+def test_layers_that_cannot_be_offloaded_are_refused(hosted, plan, message):
+    with pytest.raises(DescriptionError, match=message):
+        sim.simulate(hosted(plan=plan))
+
+
 # ---- the catalogue ----
 
 
-@pytest.mark.parametrize("node", ["dgx-a100", "dgx-h100", "dgx-h200", "gb200-nvl72"])
+@pytest.mark.parametrize("node", ["dgx-a100", "dgx-h100", "dgx-h200", "gb200-nvl72", "gb300-nvl72"])
 def test_nodes_of_the_catalogue_describe_hosts(node):
     assert node in catalog.names("nodes")
     s = load("gpt2-xl-1gpu", {"cluster.node": node, "plan.offload_optimizer": True})

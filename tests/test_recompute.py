@@ -194,6 +194,7 @@ def test_gradients_of_microbatches_are_added_by_a_kernel_or_by_the_product(
         ({"sequence_parallel": True}, "no effect with tp 1"),
         ({"tp_overlap": "grads"}, "no effect with tp 1"),
         ({"recompute_layers": 2}, "no effect with recompute 'none'"),
+        ({"recompute_modules": ("moe_act",)}, "are parts of recompute 'light', not of 'none'"),
     ],
 )
 def test_options_without_effect_are_refused(

@@ -24,6 +24,22 @@ def validate_collectives() -> None:
     click.echo(validation_text(cases()))
 
 
+@validate.command("kernels")
+@click.option("--system", "names", multiple=True, metavar="NAME",
+              help="Only this system (repeatable); all when absent.")  # fmt: skip
+@click.option("--json", "json_path", metavar="FILE", help="Write the rows as JSON; - for stdout.")
+def validate_kernels(names: tuple[str, ...], json_path: str | None) -> None:
+    """Print every measured kernel beside its prediction, and the accuracy of each half."""
+    check_report(json_path, None)
+    from simulator.validate.kernels import cases, document, kernels_text
+
+    found = cases(names)
+    if json_path:
+        write_json(document(found), json_path)
+    if json_path != "-":
+        click.echo(kernels_text(found))
+
+
 @validate.command("published")
 @click.option("--source", "names", multiple=True, metavar="NAME",
               help="Only this source (repeatable); all when absent.")  # fmt: skip

@@ -187,6 +187,12 @@ class Plan:
     offload_activations: bool = False
     """Copy what each layer keeps to the host behind its forward, and back while the layer after it
     in the model runs its backward; at most two layers wait for either."""
+    offload_layers: Count | None = None
+    """With `offload_activations`, layers of each stage, its first ones, that do so; all when absent
+    (Megatron-LM's --cpu-offloading-num-layers). Copies then have as many layers' time as do not:
+    of n, layer n - offload_layers + i waits for the copy of layer i, and that copy comes back when
+    the backward of the former has ended, so that so many layers' activations are there at most
+    (Transformer Engine, pytorch/cpu_offload.py, `_default_offload_sync_init`)."""
     recompute: Literal["none", "light", "selective", "selective-op", "full"] = "none"
     """What backward computes again instead of keeping it: `full` all of a layer but its input,
     `selective` the attention core (scores, softmax, dropout, context), as Korthikanti et al., 2022
@@ -194,6 +200,9 @@ class Plan:
     second matrix product, as torchtitan's selective_ac_option "op"; `light` norms, activation
     functions and the up projections of latent attention, as DeepSeek-V3 (arXiv 2412.19437, section
     3.2.3)."""
+    recompute_modules: tuple[Literal["layernorm", "moe_act", "mla_up_proj"], ...] | None = None
+    """What of it `light` computes again: norms, activation functions, the up projections of latent
+    attention; all of them when absent (Megatron-LM's --recompute-modules)."""
     recompute_layers: Count | None = None
     """Layers of each stage, its first ones, that recompute; all when absent."""
     recompute_again: bool = False
@@ -274,6 +283,16 @@ class Plan:
             problems.append(
                 f"Plan.recompute_layers: {self.recompute_layers} has no effect with recompute "
                 "'none'; set plan.recompute"
+            )
+        if self.recompute_modules is not None and self.recompute != "light":
+            problems.append(
+                f"Plan.recompute_modules: {list(self.recompute_modules)} are parts of recompute "
+                f"'light', not of '{self.recompute}'; set plan.recompute = \"light\""
+            )
+        if self.offload_layers is not None and not self.offload_activations:
+            problems.append(
+                f"Plan.offload_layers: {self.offload_layers} has no effect with "
+                "offload_activations false; set plan.offload_activations = true"
             )
         for name, off, axis in (
             ("sequence_parallel", False, "tp"),

@@ -70,6 +70,10 @@ class Run:
     fp8_kept: bool = False
     """In fp8, keep the inputs of layers' activation functions in it too (DeepSeek-V3, section
     3.3.3): half the bytes, which forward writes beside its result."""
+    fp8_weights: bool = False
+    """In fp8, hold and gather the weights of layers' products in it alone: each rank casts its own
+    shard from the fp32 copy once a step (Megatron-LM's --fp8-param-gather, torchao's
+    enable_fsdp_float8_all_gather); else they lie and move in bf16 and are cast where they are."""
     compiled: bool = False
     """Whether each layer is compiled (torch.compile): the sum of the residual stream and the norm
     that follows it in the layer are one kernel, so that what lies between is not read again; a

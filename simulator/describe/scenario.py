@@ -161,8 +161,14 @@ def _contradictions(s: Scenario) -> Iterator[str]:
             "plan.recompute 'selective-op' saves the result of fused attention, and run.attention "
             '\'unfused\' has none; set run.attention = "flash" or plan.recompute = "selective"'
         )
-    if run.fp8_kept and run.precision != "fp8":
-        yield f"run.fp8_kept is for run.precision 'fp8', not {run.precision!r}"
+    for name in ("fp8_kept", "fp8_weights"):
+        if getattr(run, name) and run.precision != "fp8":
+            yield f"run.{name} is for run.precision 'fp8', not {run.precision!r}"
+    for other, which in ((plan.offload_optimizer, "plan.offload_optimizer"),
+                         (run.frozen_layers, "run.frozen_layers"),
+                         (run.fp8_scaling == "mxfp8", "run.fp8_scaling 'mxfp8'")):  # fmt: skip
+        if run.fp8_weights and other:
+            yield f"run.fp8_weights is not modelled with {which}; leave one of them out"
     if run.fp8_scaling != "delayed" and run.precision != "fp8":
         yield (
             f"run.fp8_scaling {run.fp8_scaling!r} is for run.precision 'fp8', not {run.precision!r}"
@@ -279,6 +285,11 @@ def _beyond_a_stage(plan: Plan, layers: int, decodes: bool) -> Iterator[str]:
         yield (
             f"plan.recompute_layers {plan.recompute_layers}: no stage has more than {layers} "
             "layers; leave it out to recompute all"
+        )
+    if plan.offload_layers is not None and plan.offload_layers > layers:
+        yield (
+            f"plan.offload_layers {plan.offload_layers}: no stage has more than {layers} layers; "
+            "leave it out to offload all"
         )
     most = layers + 2 + decodes  # embedding and head are blocks too, and what a decoder begins with
     if plan.zero == 3 and plan.prefetch > most:

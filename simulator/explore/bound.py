@@ -67,7 +67,7 @@ class Bounds:
         """Return the bytes that a layer's forward leaves behind for its backward, at least."""
         if s.plan.offload_activations or s.run.frozen_layers or s.run.lora_rank is not None:
             return 0.0  # not the same in every layer, or not on the device
-        key = (shapes(s), s.plan.recompute, layout(s).splits)
+        key = (shapes(s), s.plan.recompute, s.plan.recompute_modules, layout(s).splits)
         if key not in self._kept:
             every = {id(block): block for block in tuned(s).blocks.layers}.values()
             self._kept[key] = min(_kept(s, block) for block in every)

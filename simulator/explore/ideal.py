@@ -117,7 +117,8 @@ def _plan(s: Scenario) -> Iterator[Ideal]:
         yield Ideal(name=MORE, settings={"plan.microbatch_size": half})
     batch = 2 * s.run.global_batch_size
     yield Ideal(name="twice the batch", settings={"run.global_batch_size": batch})
-    if s.plan.recompute != "none" and s.plan.recompute_layers is None:
+    parts = (s.plan.recompute_layers, s.plan.recompute_modules)
+    if s.plan.recompute != "none" and parts == (None, None):
         again: dict[str, object] = {"plan.recompute_again": False} if s.plan.recompute_again else {}
         yield Ideal(name="no recomputation", settings={**again, "plan.recompute": "none"})
 

@@ -90,7 +90,8 @@ DEFAULTS: dict[str, Callable[[Scenario], Sequence[Any]]] = {
 
 ONE_PLAN = (
     "dp_shard", "microbatch_group", "schedule_times", "schedule_memory", "schedule_kept",
-    "recompute_layers", "layout", "first_stage_layers", "last_stage_layers",
+    "recompute_layers", "recompute_modules", "offload_layers", "layout", "first_stage_layers",
+    "last_stage_layers",
 )  # fmt: skip
 """Fields that hold for one plan only, so that no space can be around a scenario that sets them."""
 

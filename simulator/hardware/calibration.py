@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from simulator.describe.calibration import Timed, same_device
 from simulator.describe.cluster import Device
-from simulator.program import Kernel
+from simulator.program import PRODUCTS, Kernel
 
 
 class Found(NamedTuple):
@@ -57,7 +57,7 @@ def measured(kernel: Kernel, device: Device) -> Found:
 def _names(kernel: Kernel) -> set[str]:
     """Return what a kernel may stand under in a table: its name's last words, one or more."""
     if kernel.matmul is not None:
-        return {kernel.algorithm or "product"}
+        return {"product" if kernel.algorithm in PRODUCTS else kernel.algorithm}
     words = kernel.name.split(" ")
     return {" ".join(words[i:]) for i in range(len(words))}
 
@@ -67,7 +67,7 @@ def _sizes(kernel: Kernel) -> tuple[dict[str, float], int]:
     if kernel.matmul is None:
         return {"bytes": kernel.bytes}, 1
     batch, m, n, k = kernel.matmul
-    if not kernel.algorithm:
+    if kernel.algorithm in PRODUCTS:
         return {"m": m, "n": n, "k": k}, batch
     return {"batch": batch, "rows": m, "columns": n, "dim": k}, 1
 

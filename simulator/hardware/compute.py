@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from simulator.describe.cluster import Device, Node
 from simulator.hardware.calibration import measured
-from simulator.hardware.gemm import alignment, gemm_slots
+from simulator.hardware.flash import flash_seconds
+from simulator.hardware.gemm import alignment, gemm_slots, written
+from simulator.hardware.grouped import grouped_seconds
 from simulator.hardware.host import host_seconds
-from simulator.program import OFF_DEVICE, Kernel, Work
+from simulator.program import GROUPED, OFF_DEVICE, PRODUCTS, Kernel, Work
 
 BOUNDS = ("compute", "memory", "launch")
 """What can hold a kernel back: arithmetic, memory bandwidth, the gap after it."""
 
 ELEMENT = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Bytes of an operand of a product by precision."""
-
-FLASH_LENGTH, FLASH_DIM, FLASH_FULL_DIM = 300, 50, 128
-"""Sequence at which fused attention reaches half of its rate on long ones; likewise of the size of
-a head, where rates are stated for heads of 128.
-
-Shah et al., FlashAttention-3 (arXiv 2407.08608), figure 5, causal, on an H100: FlashAttention-2
-runs at 191, 260, 298, 319, 333, 335 TFLOP/s over 512 to 16,384 tokens, 342 x s/(s + 300) to 13 %
-(to 2 % from 1,024 on); cuDNN at 315, 410, 484, 518, 529, 539, 550 x s/(s + 300) to 10 % (4 %).
-Heads of 64 reach 299 of 335 and 388 of 539; 0.78 lies between.
-"""
 
 
 def kernel_seconds(kernel: Kernel, device: Device) -> tuple[float, str]:
@@ -45,18 +37,29 @@ def _arithmetic_seconds(kernel: Kernel, device: Device) -> float:
     rate = device.peak[kernel.dtype]
     if kernel.matmul is None:
         return kernel.flops / rate
-    share = device.fused.get(kernel.algorithm)
-    if share is not None:
-        _, rows, _, dim = kernel.matmul
-        length, full = rows / (rows + FLASH_LENGTH), FLASH_FULL_DIM / (FLASH_FULL_DIM + FLASH_DIM)
-        return kernel.flops / (rate * share * length * (dim / (dim + FLASH_DIM) / full))
+    if kernel.algorithm in device.fused:
+        return flash_seconds(kernel, device)
     efficiency = device.matmul_efficiency_in.get(kernel.dtype, device.matmul_efficiency)
     rate *= efficiency * device.sustained_clock
     units = device.compute_units
-    if units is None or kernel.algorithm:
+    if units is None or kernel.algorithm not in PRODUCTS:
         return kernel.flops / rate
-    slots = gemm_slots(kernel.matmul, units) / alignment(kernel.matmul, ELEMENT[kernel.dtype])
-    return 2 * slots * units / rate
+    batch = kernel.matmul[0]
+    if kernel.algorithm == GROUPED:
+        return grouped_seconds(batch, lambda beside: _tiles_seconds(kernel, beside, device, rate))
+    return _tiles_seconds(kernel, batch, device, rate)
+
+
+def _tiles_seconds(kernel: Kernel, batch: int, device: Device, rate: float) -> float:
+    """Return the seconds of so many of a kernel's products, in tiles at a rate of the device."""
+    assert kernel.matmul is not None
+    assert device.compute_units is not None
+    products, m, n, k = kernel.matmul
+    element, units = ELEMENT[kernel.dtype], device.compute_units
+    moved = max(0.0, kernel.bytes / products - element * (m * k + k * n)) / (m * n)
+    more = written(moved, rate, device.memory_bandwidth * device.memory_efficiency)
+    left = alignment(kernel.matmul, element, wgrad=kernel.name.endswith("wgrad"))
+    return 2 * gemm_slots((batch, m, n, k), units, more) / left * units / rate
 
 
 def work_seconds(work: Work, node: Node, devices: int = 0) -> dict[str, float]:

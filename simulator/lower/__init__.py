@@ -77,7 +77,7 @@ def lower(s: Scenario) -> Program:
     if s.plan.shards > 1:
         more.append(sharding.waits(steps.rank, steps.stream, steps.action, s.plan))
     if s.plan.offload_activations:
-        more.append(offload.waits(steps))
+        more.append(offload.waits(steps, s))
     if not s.plan.p2p_overlap:
         eager = s.plan.p2p_protocol == "eager"
         more.append(blocking.messages(steps, in_one_go=_goes_round(grid), eager=eager))

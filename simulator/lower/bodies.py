@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from simulator.lower.clipping import before_update
 from simulator.lower.optimizers import update_work
 from simulator.lower.passes import Passes, block_passes
 from simulator.lower.places import is_summed, layout
-from simulator.lower.quantised import weight_cast
+from simulator.lower.quantised import own_weight_cast, weight_cast
 from simulator.lower.segments import (
     AHEAD,
     CHAIN,
@@ -52,7 +52,7 @@ from simulator.lower.trainable import (
     tuned,
     weight_bytes,
 )
-from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Memory, Work
+from simulator.program import NONE, ONE_SIDED, Cost, Flow, Int16, Int32, Kernel, Memory, Work
 
 SCOPES = (
     "alone", "tp", "dp", "tied", "unshard", "reduce", "shards", "pipeline", "cp", "ep", "etp",
@@ -221,7 +221,8 @@ def stage_bodies(s: Scenario) -> Bodies:
         (s.plan.buckets, tuple(sharding.expert_exchange(s, 0.0)), sharding.expert_shards(s))
         if sharding.sums_experts(s) else None,
         sharding.key(s) if s.plan.shards > 1 else None,
-        s.plan.offload_optimizer, s.plan.offload_activations,
+        s.plan.recompute_modules, s.plan.offload_optimizer, s.plan.offload_activations,
+        s.plan.offload_layers, s.run.fp8_weights,
     )  # fmt: skip
     if key not in _CACHE:
         table = CostTable()
@@ -389,20 +390,27 @@ def _copies(
     s: Scenario, block: Block, numbers: Sequence[int], stage: Stage
 ) -> Iterator[tuple[int, Passes]]:
     """Yield each layer of a stage that a block makes, and its passes, shared by those alike."""
-    shared, limit = shares_embedding(s, stage), s.plan.recompute_layers
-    trains = block.name == "layer" and numbers[0] >= stage.num_frozen
+    shared, is_layer = shares_embedding(s, stage), block.name == "layer"
+    trains = is_layer and numbers[0] >= stage.num_frozen
+    again = s.plan.recompute if trains else "none"
+    offloads = s.plan.offload_activations and is_layer
 
-    def made(recompute: str) -> Passes:
+    @cache
+    def made(recompute: str, away: bool) -> Passes:
         passes = block_passes(s, block, shared, recompute)
         f, b = passes[:2]
-        if s.plan.offload_activations and block.name == "layer":
-            f, b = offload.activations(*map(coarse, (f, b)) if s.run.detail == "stage" else (f, b))
+        if offloads and s.run.detail == "stage":
+            f, b = coarse(f), coarse(b)
+        if away:
+            f, b = offload.activations(f, b)
         return passes._replace(forward=f, backward=sharding.holding_gradients(s, b))
 
-    again = made(s.plan.recompute if trains else "none")
-    kept = again if limit is None else made("none")
+    def among(layer: int, limit: int | None) -> bool:
+        return limit is None or layer < limit
+
     for layer in numbers:
-        yield layer, again if limit is None or layer < limit else kept
+        recompute = again if among(layer, s.plan.recompute_layers) else "none"
+        yield layer, made(recompute, offloads and among(layer, s.plan.offload_layers))
 
 
 def _exchange(s: Scenario, size: float) -> list[Segment]:
@@ -426,12 +434,22 @@ def _update(s: Scenario, stage: Stage, checked: int) -> list[Segment]:
     trained = stage_tensors(s, stage)
     if trained.params:
         work = update_work(s, trained)
-        low = 0 if sharding.is_gathering(s) else low_weights(s, stage)
-        casts = (weight_cast(shapes(s).elements, low),) if low else ()
+        low, casts = low_weights(s, stage), _weight_casts(s, stage)
         if s.plan.offload_optimizer:
             return rows + offload.updated(s, work, trained, casts)
-        rows += sharding.updated(s, replace(work, kernels=work.kernels + casts), trained)
+        low = low if s.run.fp8_weights else 0
+        rows += sharding.updated(s, replace(work, kernels=work.kernels + casts), trained, low)
     return rows
+
+
+def _weight_casts(s: Scenario, stage: Stage) -> tuple[Kernel, ...]:
+    """Return what casts weights to fp8 once a step."""
+    low, e = low_weights(s, stage), shapes(s).elements
+    if not low or (sharding.is_gathering(s) and not s.run.fp8_weights):
+        return ()
+    if sharding.is_gathering(s):
+        return (own_weight_cast(e, low, s.plan.shards),)
+    return (weight_cast(e, low, s.plan.shards if s.run.fp8_weights else 1),)
 
 
 def _last_sums(s: Scenario, parts: Tuned, stage: Stage) -> Sequence[Segment]:

@@ -2,8 +2,8 @@
 
 Each rank routes the tokens that it norms. Copies of them, one for each expert of a token, are
 ordered by expert, exchanged all to all over the ranks that hold the experts (expert parallelism:
-Lepikhin et al., 2020, arXiv 2006.16668), multiplied in one grouped product for all experts of a
-rank, weighted in the activation, exchanged back and summed, as Megatron-LM's
+Lepikhin et al., 2020, arXiv 2006.16668), multiplied, a product for each expert of a rank
+(`hardware.grouped`), weighted in the activation, exchanged back and summed, as Megatron-LM's
 `MoEAlltoAllTokenDispatcher` does. Where experts are divided too, their ranks gather each other's
 tokens before and scatter the sums of results after. Backward takes the same way.
 
@@ -26,7 +26,7 @@ from simulator.lower.operators import FP32, Along, Elements, Operator, Part
 from simulator.lower.parallel import linear, parallel
 from simulator.lower.quantised import in_fp8
 from simulator.lower.shapes import Routing, Shapes
-from simulator.program import Flow, Kernel
+from simulator.program import GROUPED, Flow, Kernel
 
 ROW = 4
 """Bytes of the place of one copy of a token, kept to bring it back."""
@@ -231,7 +231,7 @@ def grouped(
     name: str, e: Elements, *, experts: int, rows: float, inputs: int, outputs: int, asked: float,
     divided: tuple[int, int] = (1, 1),
 ) -> Operator:  # fmt: skip
-    """Multiply rows of several experts, each with its own weight, in one kernel; keeps its input.
+    """Multiply rows of several experts, each with its own weight; keeps its input.
 
     Args:
         name: of the operator.
@@ -248,7 +248,8 @@ def grouped(
     written = {"fused": 2 * e.gradient, "separate": e.activation, "none": e.gradient}
 
     def kernel(label: str, each: float, shape: tuple[int, int, int]) -> Kernel:
-        return Kernel(label, flops, moved + each * weights, e.matmul, (experts, *shape))
+        moved_in_all = moved + each * weights
+        return Kernel(label, flops, moved_in_all, e.matmul, (experts, *shape), algorithm=GROUPED)
 
     wgrad = kernel(f"{name} wgrad", written[e.accumulation], (inputs, outputs, m))
     weight_grad: tuple[Part, ...] = (wgrad,)

@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from simulator.describe.layer_list import LayerList
 from simulator.describe.model import LayerKind, Model, Patches
+from simulator.describe.plan import Plan
 from simulator.describe.resnet import ResNet
 from simulator.describe.scenario import Scenario
 from simulator.lower import convolution
@@ -23,7 +24,7 @@ from simulator.lower.branches import branches
 from simulator.lower.layer_list import listed
 from simulator.lower.operators import Operator
 from simulator.lower.parallel import entrance, leaving, linear, norm, opened
-from simulator.lower.quantised import weights_cast_in_forward
+from simulator.lower.quantised import weights_cast_in_forward, weights_turned_in_backward
 from simulator.lower.recompute import Sizes, by_operator, lightly
 from simulator.lower.resnet import resnet
 from simulator.lower.shapes import Shapes, shapes
@@ -61,6 +62,8 @@ def _layer(model: Model, x: Shapes, kind: LayerKind) -> tuple[Operator, ...]:
     layer = tuple(replace(operator, stream_bytes=stream) for operator in branches(model, x, kind))
     if x.elements.cast_weights:
         layer = tuple(weights_cast_in_forward(o, x.elements) for o in layer)
+    if x.elements.turns_weights:
+        layer = tuple(map(weights_turned_in_backward, layer))
     if x.attention != "unfused" and not (kind.has_experts or kind.crosses or model.is_latent):
         layer = by_operator(layer, x.elements, _sizes(model, x))
     return _compiled(layer, model, x.decoded if kind.crosses else x) if x.compiled else layer
@@ -155,33 +158,33 @@ def model_flops_per_token(s: Scenario) -> float:
 
 def recomputed_flops_per_token(s: Scenario) -> float:
     """Return the forward matrix FLOPs of one token that backward computes again."""
-    x, parts, mode = shapes(s), blocks(s.model, shapes(s)), s.plan.recompute
-    if mode == "none":
+    x, parts = shapes(s), blocks(s.model, shapes(s))
+    if s.plan.recompute == "none":
         return 0.0
     limit = s.plan.recompute_layers
     counts = s.layers_per_stage
     flops = sum(
-        len(run) * _again(layer, mode)
+        len(run) * _again(layer, s.plan)
         for first, count in zip(accumulate((0, *counts)), counts, strict=False)
         for layer, run in parts.runs(
             range(first, first + (count if limit is None else min(limit, count)))
         )
     )
     if limit is None:
-        flops += sum(_again(block, mode) for block in parts.further[::2])
+        flops += sum(_again(block, s.plan) for block in parts.further[::2])
     tokens = x.tokens + (x.decoded.tokens if x.decoder_sequence_length else 0)
     return flops * x.tp / tokens
 
 
-def _again(layer: Block, mode: str) -> float:
+def _again(layer: Block, plan: Plan) -> float:
     """Return the forward matrix FLOPs of a layer that backward computes again."""
+    mode, operators = plan.recompute, layer.operators
     if mode in ("selective-op", "light"):
-        operators = lightly(layer.operators) if mode == "light" else layer.operators
+        if mode == "light":
+            operators = lightly(operators, plan.recompute_modules)
         parts = [p for o in operators for p in o.again]
         return sum(p.flops for p in parts if isinstance(p, Kernel) and p.matmul is not None)
-    return sum(
-        o.model_flops for o in layer.operators if mode == "full" or o.core_input_bytes is not None
-    )
+    return sum(o.model_flops for o in operators if mode == "full" or o.core_input_bytes is not None)
 
 
 def _vocab_share(model: Model, x: Shapes) -> int:

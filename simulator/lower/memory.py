@@ -20,6 +20,7 @@ from simulator.lower.places import layout
 from simulator.lower.shapes import shapes
 from simulator.lower.sharding import expert_shards, held_bytes, is_gathering
 from simulator.lower.trainable import (
+    Stage,
     low_weights,
     spared_weight_bytes,
     stage_params,
@@ -164,7 +165,7 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
 
     A tied embedding lies on the first and on the last stage, as Megatron-LM keeps it; a rank that
     holds both has it once. Weights in fp8 are copies beside the bf16 ones, and transposed copies up
-    to Hopper.
+    to Hopper; with `run.fp8_weights` there are no bf16 ones.
     """
     weight, gradient, optimizer = bytes_per_parameter(s)
     *_, of_experts = bytes_per_parameter(s, expert_shards(s))
@@ -176,12 +177,13 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
         still = s.precision.weight * (params - trained.params) - spared_weight_bytes(s, stage)
         still /= s.plan.shards if s.plan.zero == 3 else 1  # not trained, and as it computes
         low = 0 if is_gathering(s) else low_weights(s, stage)
+        alone = _spared_by_fp8(s, stage)
         states = optimizer * (trained.params - trained.experts) + of_experts * trained.experts
         saved, away = saved_state_bytes(s.run.optimizer, trained), s.plan.offload_optimizer
         out.append(
             StaticMemory(
                 params=params,
-                weights=float(weight * trained.params + still + copies * low),
+                weights=float(weight * trained.params + still + copies * low - alone),
                 gradients=float(gradient * trained.params),
                 optimizer=0.0 if away else float(states - saved),
                 buffers=buffers,
@@ -189,3 +191,16 @@ def static_memory(s: Scenario) -> list[StaticMemory]:
             )
         )
     return out
+
+
+def _spared_by_fp8(s: Scenario, stage: Stage) -> float:
+    """Return how much less the weights of a stage take for lying in fp8 alone (`run.fp8_weights`).
+
+    Where they are gathered, shards of low precision have a byte in place of two; fp32 ones stay.
+    """
+    if not s.run.fp8_weights:
+        return 0.0
+    low, size = low_weights(s, stage), s.precision.weight
+    if is_gathering(s):
+        return (size - 1) * low / s.plan.shards if s.plan.low_precision_shard else 0.0
+    return float(size * low)

@@ -26,7 +26,7 @@ from simulator.lower.segments import (
 )
 from simulator.lower.sharding import before, following, held_bytes, own_share, pair, regathered
 from simulator.lower.tensors import Tensors
-from simulator.program import NONE, Int32, Int64, Kernel, Memory, Work
+from simulator.program import ACTION_CODE, NONE, Int32, Int64, Kernel, Memory, Work
 
 if TYPE_CHECKING:
     from simulator.lower.pipeline import Template
@@ -74,12 +74,19 @@ def activations(
     return [*forward, away], [back, *backward]
 
 
-def waits(t: Template) -> Int32:
+LEAST_AHEAD = 2
+"""Layers that are there at least while copies run: one that computes and one that is copied."""
+
+
+def waits(t: Template, s: Scenario) -> Int32:
     """Return (pairs, 2): an op of a pipeline replica, and what it waits for because of copies.
 
-    - Work waits for the last but one copy away before it, so that two layers are there at most.
-    - A copy back waits for its copy away, and until all but the layer just before it in backward
-      have been computed; a layer's first work waits for it.
+    With d layers of a stage that copy nothing, 2 at least:
+
+    - What follows the (d - 1)th forward pass through a layer after the one that a copy away
+      belongs to waits for that copy, so that d layers are there at most.
+    - A copy back waits for its copy away, and until the dth pass before its own in backward has
+      been computed, or what comes before the action; a layer's first work waits for it.
     """
     order = np.argsort(t.rank, kind="stable")
     columns = (t.rank, t.step, t.action, t.stage, t.microbatch, t.layer)
@@ -93,10 +100,16 @@ def waits(t: Template) -> Int32:
         return np.zeros((0, 2), np.int32)
     whole = np.stack([rank, step, action, stage, microbatch])
     starts = np.flatnonzero(np.append(True, (whole[:, 1:] != whole[:, :-1]).any(axis=0)))
-    ahead = np.maximum(before(starts, back), np.append(0, back[:-1]))
+    ahead = _layers_ahead(s)[stage]
+    forward, backward = (
+        _ends(works[passing[works] & (action[works] == ACTION_CODE[kind])], (*whole, layer))
+        for kind in "FB"
+    )
+    until = np.searchsorted(forward, away) - 1 + ahead[away] - 1  # passes, by number
+    since = np.searchsorted(backward, back) - ahead[back]
     found = np.concatenate([
-        pair(following(works, away)[1:], away[:-1]),
-        pair(back, before(works, ahead)),
+        pair(following(works, _at(forward, until, len(stream)) + 1), away),
+        pair(back, np.maximum(before(works, before(starts, back)), _at(backward, since, NONE))),
         pair(following(works, back), back),
         _matched(back, away, (layer, microbatch, stage, step, rank)),
     ])  # fmt: skip
@@ -104,6 +117,28 @@ def waits(t: Template) -> Int32:
     found = found[rank[found[:, 0]] == rank[found[:, 1]]]
     rows: Int32 = order[found].astype(np.int32)
     return rows
+
+
+def _layers_ahead(s: Scenario) -> Int64:
+    """Return how many layers of each stage are there at most while others are on the host."""
+    layers = np.array(s.layers_per_stage, np.int64)
+    if s.plan.offload_layers is None:
+        return np.full_like(layers, LEAST_AHEAD)
+    return np.maximum(layers - s.plan.offload_layers, LEAST_AHEAD)
+
+
+def _ends(works: Int64, keys: Sequence[npt.NDArray[np.integer[Any]]]) -> Int64:
+    """Return the last work of each pass through a layer, in order."""
+    mine = np.stack([key[works] for key in keys])
+    last: Int64 = works[np.append((mine[:, 1:] != mine[:, :-1]).any(axis=0), True)]
+    return last
+
+
+def _at(ends: Int64, numbers: Int64, otherwise: int) -> Int64:
+    """Return the ends of passes by number, or something else where there is no such pass."""
+    is_there = (numbers >= 0) & (numbers < len(ends))
+    found: Int64 = np.append(ends, otherwise)[np.where(is_there, numbers, len(ends))]
+    return found
 
 
 def _matched(back: Int64, away: Int64, keys: Sequence[npt.NDArray[np.integer[Any]]]) -> Int64:

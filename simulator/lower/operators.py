@@ -138,6 +138,8 @@ class Elements:
     other: both are cast from what the element was."""
     cast_weights: bool = False
     """Whether each forward casts its weights, as those that are gathered for it."""
+    turns_weights: bool = False
+    """Whether each backward transposes its weights, as those that are gathered in fp8 for it."""
     keeps_low: bool = False
     """Whether inputs of activation functions are kept in fp8."""
     placeholder: bool = False

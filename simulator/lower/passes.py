@@ -79,7 +79,7 @@ def block_passes(s: Scenario, block: Block, shared: bool, recompute: str) -> Pas
     if recompute == "none":
         return both(lambda half: run(block, half, everything), run(block, FORWARD, everything))
     if recompute == "light":
-        block = replace(block, operators=lightly(block.operators))
+        block = replace(block, operators=lightly(block.operators, s.plan.recompute_modules))
     if recompute in ("selective-op", "light"):
         forward, once_more = recomputing(block, detail, Holding(everything, gradient))
         return both(lambda half: once_more + run(block, half, everything), forward)

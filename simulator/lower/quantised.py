@@ -106,12 +106,30 @@ def weights_cast_in_forward(o: Operator, e: Elements) -> Operator:
     return replace(o, forward=(cast, *o.forward), kept_bytes=kept)
 
 
+def weights_turned_in_backward(o: Operator) -> Operator:
+    """Return an operator whose backward transposes the fp8 weights that it has just gathered."""
+    size, first = fp8_weights((o,)), len(o.regathered)
+    if not size:
+        return o
+    turn = Kernel(f"{o.name} weight transpose", 0.0, float(2 * size), "fp32")
+    return replace(o, input_grad=(*o.input_grad[:first], turn, *o.input_grad[first:]))
+
+
 def fp8_weights(operators: tuple[Operator, ...]) -> int:
     """Return the parameters of one rank that forward multiplies with in fp8."""
     products = [p for o in operators for p in o.forward if isinstance(p, Kernel) and p.dtype == FP8]
     return sum(batch * n * k for batch, _, n, k in map(_shape, products))
 
 
-def weight_cast(e: Elements, params: int) -> Kernel:
-    """Cast weights once a step, where they are held in full: both copies serve all microbatches."""
-    return _cast("weight", e, params)
+def weight_cast(e: Elements, params: int, ranks: int = 1) -> Kernel:
+    """Cast weights once a step, where they are held in full: both copies serve all microbatches.
+
+    Each of several `ranks` casts its own part.
+    """
+    return _cast("weight", e, params, ranks)
+
+
+def own_weight_cast(e: Elements, params: int, ranks: int) -> Kernel:
+    """Cast a rank's part of weights once a step, where they are gathered in fp8 for each use."""
+    size = params / ranks
+    return Kernel("weight cast", float(size), float(e.cast * size), "fp32")

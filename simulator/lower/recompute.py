@@ -15,7 +15,7 @@ parts count by their columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -154,31 +154,37 @@ RULES: Mapping[str, Callable[[Operator, Elements, Sizes], _Again]] = {
 NORMS = ("attention norm", "cross norm", "mlp norm", "q norm", "kv norm")
 UP = ("q", "q up", "kv up", "rotary")
 ACTIVATIONS = ("gelu", "silu", "relu", "relu2", "inner dropout")
-READERS = (
-    "qkv", "cross q", "q down", "kv down", "fc1", "fc2", "router", "shared fc1", "shared fc2",
-    "expert fc2",
-)  # fmt: skip
-"""Products that read what a norm or an activation function gives."""
+READERS = {
+    **dict.fromkeys(("qkv", "cross q", "q down", "kv down", "fc1", "router", "shared fc1"),
+                    "layernorm"),
+    **dict.fromkeys(("fc2", "shared fc2", "expert fc2"), "moe_act"),
+}  # fmt: skip
+"""Products that read what a norm or an activation function gives, and the module that it is of."""
+MODULES = ("layernorm", "moe_act", "mla_up_proj")
+"""Of `plan.recompute_modules`."""
 
 
-def lightly(layer: tuple[Operator, ...]) -> tuple[Operator, ...]:
+def lightly(
+    layer: tuple[Operator, ...], modules: Collection[str] | None = None
+) -> tuple[Operator, ...]:
     """Return the operators of a layer that computes what is cheap again (`plan.recompute` "light").
 
     Norms, activation functions and, where attention is latent and fused, what makes heads from few
     numbers a token: DeepSeek-V3 (arXiv 2412.19437, section 3.2.3), Megatron-LM's
     ``--recompute-modules layernorm moe_act mlp mla_up_proj``. What they give is not kept: casts of
-    it to fp8 run again too.
+    it to fp8 run again too. Only some `modules` do where they are given.
     """
-    names = [o.name for o in layer]
-    up = "kv up" in names and "attention" in names
+    names, wanted = [o.name for o in layer], MODULES if modules is None else modules
+    up = "mla_up_proj" in wanted and "kv up" in names and "attention" in names
+    cheap = ("layernorm" in wanted) * NORMS + ("moe_act" in wanted) * ACTIVATIONS
 
     def one(o: Operator, following: str) -> Operator:
         saved, again = o.kept_bytes, tuple[Part, ...]()
-        if o.name in NORMS or o.name in ACTIVATIONS:
+        if o.name in cheap:
             again = o.forward
         elif up and (o.name in UP or (o.name == "enter tp" and following in UP)):
             saved, again = 0.0, o.forward
-        elif o.name in READERS:
+        elif READERS.get(o.name) in wanted:
             saved, again = 0.0, _without_product(o)
         elif up and o.core_input_bytes is not None:
             saved -= o.core_input_bytes

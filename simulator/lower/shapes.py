@@ -133,6 +133,7 @@ def _casting(e: op.Elements, s: Scenario) -> op.Elements:
     low = 1 + 1 / MX_BLOCK if blocks else 1.0
     reads = 2 if s.run.fp8_scaling == "current" and not s.run.compiled else 1
     turned = blocks or s.cluster.node.device.architecture != "blackwell"
+    gathers = s.plan.zero == 3 and s.plan.shards > 1
     return replace(
         e,
         cast=reads * e.activation + low,
@@ -140,5 +141,6 @@ def _casting(e: op.Elements, s: Scenario) -> op.Elements:
         keeps_low=s.run.fp8_kept,
         transposed=low if turned else 0.0,
         directed=blocks,
-        cast_weights=s.plan.zero == 3 and s.plan.shards > 1,
+        cast_weights=gathers and not s.run.fp8_weights,
+        turns_weights=gathers and s.run.fp8_weights and turned,
     )

@@ -219,28 +219,33 @@ def _on_work(
     return [*chain[:at], moving(chain[at], alloc, free), *chain[at + 1 :]]
 
 
-def updated(s: Scenario, update: Work, trained: Tensors) -> list[Segment]:
-    """Return the segments of an optimizer step.
+def updated(s: Scenario, update: Work, trained: Tensors, low: int = 0) -> list[Segment]:
+    """Return the segments of an optimizer step, after which `low` weights are in fp8 alone.
 
     Under stages 1 and 2 each rank updates its shard and gathers the others' weights, with which
     the next forward begins.
     """
-    gather = regathered(s, trained)
+    gather = regathered(s, trained, low)
     ready = [Segment(Work("weights ready", seconds=0.0), COMPUTE)] if gather else []
     return [Segment(update, COMPUTE), *gather, *ready]
 
 
-def regathered(s: Scenario, trained: Tensors) -> list[Segment]:
-    """Return how ranks get the weights that others have updated, where they hold them in full."""
+def regathered(s: Scenario, trained: Tensors, low: int = 0) -> list[Segment]:
+    """Return how ranks get the weights that others have updated, where they hold them in full.
+
+    Of them `low` move in fp8, those of experts among them.
+    """
     if s.plan.zero == 3:
         return []
+    experts = min(low, trained.experts)
     held = (
-        (trained.params - trained.experts, s.plan.shards, UNSHARD),
-        (trained.experts, expert_shards(s), EDP),
+        (trained.params - trained.experts, low - experts, s.plan.shards, UNSHARD),
+        (trained.experts, experts, expert_shards(s), EDP),
     )
+    size = s.precision.weight
     return [
-        Segment(Flow("all_gather", float(s.precision.weight * params)), stream)
-        for params, shards, stream in held
+        Segment(Flow("all_gather", float(size * params - (size - 1) * short)), stream)
+        for params, short, shards, stream in held
         if params and shards > 1
     ]
 

@@ -321,8 +321,12 @@ def repeated_matrices(parts: Tuned, stage: Stage) -> int:
 
 
 def weight_bytes(s: Scenario, block: Block) -> float:
-    """Return what the weights of a block take where they compute, some in `run.base_weights`."""
-    return s.precision.weight * block.params - _spared_bytes(s, block)
+    """Return what the weights of a block take where they compute, or are gathered to compute.
+
+    Some may be in `run.base_weights`, or in fp8.
+    """
+    short = (s.precision.weight - 1) * fp8_weights(block.operators) if s.run.fp8_weights else 0
+    return s.precision.weight * block.params - _spared_bytes(s, block) - short
 
 
 def _whole(s: Scenario) -> Tuned:

@@ -17,7 +17,7 @@ HOST = {
 
 TILED = {
     False: ", whatever their shape",
-    True: " at best; less by how tiles fill the device, how deep k is, how rows align",
+    True: " at best; less by how tiles fill the device, what their results take to write, how rows align",
 }
 """What is assumed of products where tiles do not matter, and where they do."""
 

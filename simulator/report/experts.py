@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from simulator.describe.model import Model
 from simulator.describe.scenario import Scenario
+from simulator.hardware.grouped import ISSUE, STREAMS
 from simulator.lower.experts import rows
 from simulator.lower.shapes import shapes
 from simulator.lower.sharding import expert_replicas, expert_shards
+from simulator.units import format_seconds
 
 DISPATCH = {
     "all_to_all": "a token is sent to each of its experts",
@@ -56,7 +58,8 @@ def _load(s: Scenario, model: Model) -> str:
 
 def _ways(s: Scenario, model: Model) -> list[str]:
     out = [
-        "the experts of a rank are one product, its rows spread evenly over them; copies are "
+        "each expert of a rank is a product of its own, with an even part of the rows: the host "
+        f"issues one in {format_seconds(ISSUE)}, and {STREAMS} at most run at once; copies are "
         "ordered and summed by kernels of their own, and weighted with the activation; losses that "
         "balance experts are left out",
     ]

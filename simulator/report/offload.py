@@ -61,9 +61,14 @@ def offload_assumptions(s: Scenario) -> list[str]:
             "their memory on the device"
         )
     if s.plan.offload_activations:
+        count = s.plan.offload_layers
         out.append(
             "each layer keeps its activations on the host: a forward waits for the last copy away "
             "but one, a copy back begins when the backward of the layer after its own does; what "
             "embedding and head keep stays"
+            if count is None
+            else f"the first {count} layers of each stage keep their activations on the host: as "
+            "many layers as a stage has besides (2 at least) have theirs on the device at once; "
+            "what embedding and head keep stays"
         )
     return out

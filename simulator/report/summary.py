@@ -364,10 +364,12 @@ def _low_precision(s: Scenario) -> list[str]:
     if s.precision.linear != "fp8":
         return []
     when = "after each gather" if is_gathering(s) else "once a step, and kept beside the bf16 ones"
+    when = "once a step, a shard each, and gathered so" if s.run.fp8_weights else when
+    gathers = "" if s.run.fp8_weights else "gathers of weights and "
     shared = "for each 32 elements" if s.run.fp8_scaling == "mxfp8" else "a tensor"
     return [
         f"linear products of layers run in fp8 with one scale {shared}; attention and head in "
-        "bf16, and so do gathers of weights and sums of gradients; MFU is counted by the fp8 peak",
+        f"bf16, and so do {gathers}sums of gradients; MFU is counted by the fp8 peak",
         f"inputs and gradients of outputs are cast by kernels of their own, weights {when}; cast "
         "inputs are kept for backward; norm and activation write bf16 that the cast reads",
     ]

@@ -269,14 +269,6 @@ SIMUMAX: dict[str, Table] = {
 run_pretrain_deepseekv2.sh, whose first layer alone is dense; cut in layers."""
 
 
-SIMUMAX_NODE = {
-    "from": "dgx-b200", "device": {"from": "b200-sxm-180gb", "sustained_clock": 0.64},
-}  # fmt: skip
-"""The source's own products on that machine (configs/system/b200_bf16_ceperm.json) reach 0.45 to
-0.65 of 2250 TFLOP/s, long ones least: weighted by their time 0.64 of what ours would without a
-power limit, over 45 shapes of the two models."""
-
-
 def simumax_step(row: Row) -> Case:
     """Measured iterations on a node of 8 B200."""
     model, cluster, plan, run = _simumax(row)
@@ -306,4 +298,4 @@ def _simumax(row: Row) -> tuple[Table, Table, Table, Table]:
         "gradient_dtype": "fp32", "fused_accumulation": True,
         "linear_layers": "transformer_engine", "clip_grad": True,
     }  # fmt: skip
-    return model, nodes_of(int(row["n_gpus"]), SIMUMAX_NODE), plan, run
+    return model, nodes_of(int(row["n_gpus"]), "dgx-b200"), plan, run

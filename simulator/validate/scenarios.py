@@ -114,6 +114,11 @@ def interleaved(chunks: int) -> Table:
     return {"schedule": "Interleaved1F1B", "chunks": chunks} if chunks > 1 else {}
 
 
+def context(cp: int, style: str) -> Table:
+    """Return what a plan says of ranks that divide each sequence."""
+    return {"cp": cp, "cp_style": style} if cp > 1 else {}
+
+
 def overlapped(row: Row) -> Table:
     """Return what a plan says where backward's tensor-parallel collectives run beside products.
 

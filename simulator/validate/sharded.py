@@ -1,4 +1,4 @@
-"""Runs of FSDP, torchtitan, NeMo and Llama 3: builders from row to case."""
+"""Runs of FSDP, torchtitan and Llama 3: builders from row to case."""
 
 from __future__ import annotations
 
@@ -7,25 +7,16 @@ from simulator.errors import DescriptionError
 from simulator.lower.layers import model_flops_per_token
 from simulator.validate.published import Case, Row
 from simulator.validate.scenarios import (
-    RANK_ORDER,
-    VOCAB,
     Table,
-    blocking,
     case,
+    context,
     described,
     gpt,
     interleaved,
     nodes_of,
-    padded,
     reserved_gib,
     step_seconds,
 )
-
-
-def context(cp: int, style: str) -> Table:
-    """Return what a plan says of ranks that divide each sequence."""
-    return {"cp": cp, "cp_style": style} if cp > 1 else {}
-
 
 # --- MosaicML llm-foundry ---------------------------------------------------------------------
 
@@ -44,9 +35,13 @@ MOSAIC_NODES = {
 }
 """1600 Gb/s between nodes of 8 A100 is 8 adapters of 200 Gb/s, as a DGX A100 has."""
 
+REDUCED_IN: dict[str, Table] = {"DEFAULT": {"gradient_dtype": "fp32"}, "PURE": {}}
+"""In what gradients are summed by Composer's `mixed_precision`: PURE in that of the computation
+(composer/distributed/mosaic_fsdp_utils.py, `get_mixed_precision`)."""
+
 
 def mosaic(row: Row) -> Case:
-    """MPT under FSDP FULL_SHARD."""
+    """MPT under FSDP, of Composer's `mixed_precision` PURE or DEFAULT."""
     hidden, heads, layers = MPT[row["model"]]
     sequence, ranks = int(row["seq_len"]), int(row["n_gpus"])
     shape = {"hidden": str(hidden), "heads": str(heads), "layers": str(layers)}
@@ -54,11 +49,12 @@ def mosaic(row: Row) -> Case:
     tokens = int(row["global_batch_seqs"]) * sequence
     plan = {
         "dp": ranks, "zero": 3, "microbatch_size": int(row["micro_batch"]),
+        "reshard_after_forward": row["sharding_strategy"] == "FULL_SHARD",
         "recompute": "full" if row["act_ckpt"] == "True" else "none",
     }  # fmt: skip
     run = {
         "global_batch_size": int(row["global_batch_seqs"]), "sequence_length": sequence,
-        "precision": row["precision"].removeprefix("amp_"), "gradient_dtype": "fp32",
+        "precision": row["precision"].removeprefix("amp_"), **REDUCED_IN[row["mp_mode"]],
         "attention": "flash1", "clip_grad": True, "fused_optimizer": False,
     }  # fmt: skip
     return case(
@@ -135,101 +131,6 @@ def _spread(layers: int, stages: int) -> list[int]:
     """Return the layers of each stage, the first ones a layer more where they are uneven."""
     count, rest = divmod(layers, stages)
     return [count + (stage < rest) for stage in range(stages)]
-
-
-# --- NeMo's performance summaries -------------------------------------------------------------
-
-NEMO_MODELS = {
-    "LLAMA3_8B": "llama-3-8b", "LLAMA3-8B": "llama-3-8b", "LLAMA3_70B": "llama-3-70b",
-    "Llama3 70B": "llama-3-70b", "LLAMA3.1_405B": "llama-3-405b", "GPT3-175B": "gpt3-175b",
-    "GPT3-5B": "gpt3-5b", "GPT3-20B": "gpt3-20b", "LLAMA2-7B": "llama-2-7b",
-    "LLAMA2-13B": "llama-2-13b", "Nemotron-340B": "nemotron-4-340b",
-}  # fmt: skip
-"""Dense models of the catalogue by the summaries' names."""
-
-NEMO_EXPERTS: dict[str, Table] = {
-    "Qwen3_30B_a3B": {"from": "qwen3-30b-a3b"},
-    "Qwen3_235B_a22B": {"from": "qwen3-235b-a22b"},
-    "DeepSeekV3": {"from": "deepseek-v3", "num_nextn_predict_layers": 0},
-    "DeepSeekV3 (w/o MTP)": {"from": "deepseek-v3", "num_nextn_predict_layers": 0},
-    "DeepSeekV3 (w/ MTP)": {"from": "deepseek-v3"},
-    "DeepSeek V3 671B": {"from": "deepseek-v3"},
-}
-"""Likewise those with experts; where nothing is said DeepSeek-V3 is taken without its further
-layer, as the row of the same numbers that says so."""
-
-NEMO_NODES = {
-    "DGX-H100": ("dgx-h100", 8), "DGX-B200": ("dgx-b200", 8), "DGX-GB200": ("gb200-nvl72", 64),
-    "DGX-GB300": ("gb300-nvl72", 64), "DGX-B300": ("dgx-b300", 8),
-}  # fmt: skip
-"""Node and the devices of each that a run uses: a power of two of an NVL72 rack."""
-
-
-def nemo(row: Row) -> Case:
-    """Pre-training; seconds follow from tokens/s a GPU."""
-    _refuse_nemo(row)
-    ranks, sequence, batch = int(row["n_gpus"]), int(row["seq_len"]), int(row["gbs"])
-    chunks = int(row["vp"]) if row["vp"].isdigit() else 1
-    tp, pp, cp = int(row["tp"]), int(row["pp"]), int(row["cp"] or 1)
-    style = "all_gather" if row["product"] == "NeMo Automodel" else "ring"
-    has_experts = row["model"] in NEMO_EXPERTS
-    model: Table = dict(
-        NEMO_EXPERTS[row["model"]] if has_experts else {"from": NEMO_MODELS[row["model"]]}
-    )
-    name = str(model["from"])
-    if name.startswith("gpt3"):
-        model["vocab_size"] = padded(VOCAB, tp)
-    plan: Table = {
-        "dp": ranks // (tp * pp * cp), "tp": tp, "pp": pp, "microbatch_size": int(row["mbs"]),
-        "sequence_parallel": tp > 1, "tp_overlap": "all" if tp > 1 else "none",
-        "zero": 1 if row["fsdp"] in ("", "0") else 3, **interleaved(chunks), **RANK_ORDER,
-        **context(cp, style),
-        **(blocking(pp, tp, sequence=tp > 1) if chunks == 1 else {}),
-    }  # fmt: skip
-    if has_experts:
-        plan |= {"ep": int(row["ep"]), "recompute": "light"}
-        plan |= {"layers_per_stage": _spread(EXPERT_LAYERS[name], pp * chunks)} if pp > 1 else {}
-    if name == "llama-3-405b" and pp > 1:  # 126 layers; embedding and head count as one each
-        plan["layers_per_stage"] = [
-            128 // (pp * chunks) - (stage in (0, pp * chunks - 1)) for stage in range(pp * chunks)
-        ]
-    run: Table = {
-        "global_batch_size": batch, "sequence_length": sequence, "gradient_dtype": "fp32",
-        "precision": row["precision"][:4].strip("- ").lower(), "fused_accumulation": True,
-        "clip_grad": True,
-    }  # fmt: skip
-    if run["precision"] == "fp8" and row["product"] == "Megatron-Bridge":
-        run["fp8_scaling"] = "current"
-    node, size = NEMO_NODES[row["system"]]
-    return case(
-        batch * sequence / (float(row["tokens_per_s_per_gpu"]) * ranks),
-        model, nodes_of(ranks, node, size), plan, run,
-    )  # fmt: skip
-
-
-EXPERT_LAYERS = {"qwen3-30b-a3b": 48, "qwen3-235b-a22b": 94, "deepseek-v3": 61}
-
-
-def _refuse_nemo(row: Row) -> None:
-    """Say what of a row no scenario can say; the first reason that applies.
-
-    Raises:
-        DescriptionError: with the reason.
-    """
-    model, fine = row["model"], row["precision"].partition(" ")[0]
-    reasons = {
-        "the source prints no throughput": not row["tokens_per_s_per_gpu"],
-        "LoRA and fine-tuning are not built": row["kind"] != "pretrain",
-        "the row of the same numbers without the word counts": model.endswith("(tokendrop)"),
-        "this model is not in the catalogue": model not in (NEMO_MODELS | NEMO_EXPERTS),
-        "block-scaled fp8 and fp4 (MXFP8, NVFP4) are not built":
-            fine in ("MXFP8", "NVFP4", "FP8-MX"),
-        "the summary prints this quantisation in parentheses and does not name it":
-            "parenthesised" in row["precision"],
-    }  # fmt: skip
-    for reason, applies in reasons.items():
-        if applies:
-            raise DescriptionError(reason)
 
 
 # --- Llama 3, table 4 -------------------------------------------------------------------------

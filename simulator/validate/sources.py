@@ -9,6 +9,7 @@ from simulator.validate import (
     convolution,
     encoder_decoder,
     megatron,
+    nemo,
     schedules,
     sharded,
     zero_bubble,
@@ -242,7 +243,9 @@ SOURCES = (
         assumed=(
             "shapes of mpt-*.yaml (they give the printed parameter counts exactly); "
             "FlashAttention in Triton, no dropout: attn_impl triton of submit_benchmarks.py",
-            "gradients reduced in fp32 (Composer's mixed_precision DEFAULT)",
+            "gradients reduced in fp32 (Composer's mixed_precision DEFAULT; early versions had "
+            "bf16 there too) or in bf16 (PURE); SHARD_GRAD_OP keeps gathered weights after the "
+            "forward; two gathers at most (limit_all_gathers)",
             "H100: DGX H100 with 8 x 400 Gb/s (not stated); A100: 8 x 200 Gb/s as stated",
             "clipped gradients, and an optimizer of separate kernels (decoupled_adamw, taken for "
             "unfused AdamW), as mpt-*.yaml says",
@@ -288,19 +291,25 @@ SOURCES = (
         file="nemo_performance_summary.csv",
         unit="s", printed="tokens/s a GPU",
         label="{product} {container} {system} {precision} {model} on {n_gpus}",
-        build=sharded.nemo,
+        build=nemo.nemo,
         assumed=(
-            "distributed optimizer (ZeRO-1), whose gathers of weights run beside nothing, or full "
-            "sharding where the summary has FSDP; no recomputation; fp32 gradients",
+            "what the authors' recipes say, of the version nearest to a row's release, each with "
+            "its commit in validate/nemo_recipes.py: recomputation, layers offloaded, the "
+            "precision of gradients, weights in fp8, buckets, layouts of DeepSeek-V3, CUDA graphs "
+            "of a whole iteration, moments in bf16, Megatron-FSDP's shards of low-precision "
+            "weights; degrees and batches are the row's",
+            "recipes that differ from a row in degrees: 405B (25.11, GB300), DeepSeek-V3 (25.11, "
+            "GB300), Qwen3, GPT-3; long sequences (24.03) are taken as that of 4,096 tokens",
+            "what they say and is not modelled: gathers of the distributed optimizer's weights run "
+            "beside nothing (overlap_param_gather), experts' exchanges are waited for "
+            "(moe_a2a_overlap), CUDA graphs of parts of a layer",
             "fp8 scales by earlier steps in NeMo (its default), by a tensor's own values in "
-            "Megatron-Bridge; attention and head in bf16; weights move in bf16, gradients in fp32",
-            "tensor-parallel collectives of layers run beside products (ub_tp_comm_overlap)",
+            "Megatron-Bridge; attention and head in bf16",
+            "tensor-parallel collectives of layers run beside products (tp_comm_overlap)",
             "GPT-3 5B and 20B of NeMo-Framework-Launcher, vocabulary padded to 128 x tp, dropout "
             "0.1; Nemotron-340B rotates all of its heads, not half",
-            "Llama 3.1 405B counts embedding and head as a layer each when stages are cut",
             "context parallelism is a ring (Megatron-LM's default); Automodel gathers K and V",
-            "of models with experts norms and activation functions run again in backward, which "
-            "the summaries do not say; every expert gets the same",
+            "every expert gets the same (moe_router_force_load_balancing)",
         ),
     ),
     Source(
@@ -352,8 +361,8 @@ SOURCES = (
             "simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh and _deepseekv2.sh, whose "
             "experts are padded to a capacity of 1 and whose first layer alone is dense",
             "Transformer Engine runs backward's tensor-parallel collectives beside products",
-            "products sustain 0.64 of the device file's rate: the source's own measurements of "
-            "products on this machine, configs/system/b200_bf16_ceperm.json",
+            "the device's rates are fitted to half of the source's own measurements of single "
+            "kernels on this machine, configs/system/b200_bf16_ceperm.json, to no step",
             *MESSAGES,
         ),
     ),

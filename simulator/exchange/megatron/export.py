@@ -40,12 +40,13 @@ _SAID = {
         "layers_per_stage", "layout", "stage_cut", "microbatch_group", *OF_LAYERS.values(),
         "order", "bucket_size", "grad_overlap", "zero", "dp_shard",
         "reshard_after_forward", "offload_optimizer", "offload_activations", "recompute",
-        "recompute_layers", "sequence_parallel", "p2p_overlap", "tp_overlap", "expert_capacity",
-        "expert_padding", "expert_dispatch",
+        "offload_layers", "recompute_layers", "recompute_modules", "sequence_parallel",
+        "p2p_overlap", "tp_overlap", "expert_capacity", "expert_padding", "expert_dispatch",
     },
     "run": {
-        "global_batch_size", "sequence_length", "precision", "fp8_scaling", "optimizer",
-        "clip_grad", "gradient_dtype", "fused_accumulation", "linear_layers", "attention",
+        "global_batch_size", "sequence_length", "precision", "fp8_scaling", "fp8_weights",
+        "optimizer", "clip_grad", "gradient_dtype", "fused_accumulation", "linear_layers",
+        "attention",
     },
 }  # fmt: skip
 """Fields that have flags."""
@@ -291,7 +292,9 @@ def _memory(s: Scenario) -> dict[str, Any]:
         "recompute-granularity": {"none": None, "light": "selective"}.get(
             plan.recompute, plan.recompute
         ),
-        "recompute-modules": " ".join(LIGHT[: 3 if latent else 2]) if light else None,
+        "recompute-modules": " ".join(plan.recompute_modules or LIGHT[: 3 if latent else 2])
+        if light
+        else None,
         "recompute-method": ("block" if count else "uniform") if full else None,
         "recompute-num-layers": (count or 1) if full else None,
         "optimizer-cpu-offload": plan.offload_optimizer,
@@ -299,7 +302,7 @@ def _memory(s: Scenario) -> dict[str, Any]:
         "exp-avg-dtype": "bf16" if short else None,
         "exp-avg-sq-dtype": "bf16" if short else None,
         "cpu-offloading-num-layers": (
-            max(s.layers_per_stage) if plan.offload_activations else None
+            plan.offload_layers or max(s.layers_per_stage) if plan.offload_activations else None
         ),
     }
 
@@ -313,6 +316,7 @@ def _run(s: Scenario) -> dict[str, Any]:
         "fp16": run.precision == "fp16",
         "fp8-format": "hybrid" if fp8 else None,
         "fp8-recipe": _inverse(SCALING)[run.fp8_scaling] if fp8 else None,
+        "fp8-param-gather": run.fp8_weights,
         "accumulate-allreduce-grads-in-fp32": run.precision == "fp16" and fp32,
         "grad-reduce-in-bf16": bf16 and not fp32,
         "no-gradient-accumulation-fusion": not run.fused_accumulation,

@@ -137,6 +137,7 @@ FLAGS: Mapping[str, Flag] = {
     "fp16": _switch("run.precision"),
     "fp8-format": Flag("text", None, "run.precision"),
     "fp8-recipe": Flag("text", "delayed", "run.fp8_scaling"),
+    "fp8-param-gather": _switch("run.fp8_weights"),
     "grad-reduce-in-bf16": _switch("run.gradient_dtype"),
     "accumulate-allreduce-grads-in-fp32": _switch("run.gradient_dtype"),
     "no-gradient-accumulation-fusion": _switch("run.fused_accumulation"),

@@ -17,7 +17,8 @@ SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3
 CP_STYLES = {"p2p": "ring", "a2a": "all_to_all", "allgather": "all_gather"}
 DISPATCHERS = ("allgather", "alltoall", "flex")
 LIGHT = ("layernorm", "moe_act", "mla_up_proj")
-"""Modules that `plan.recompute` "light" computes again, of ``--recompute-modules``."""
+"""Modules that `plan.recompute` "light" computes again, of ``--recompute-modules``: all of them,
+or those of `plan.recompute_modules`."""
 LEAST_BUCKET, BUCKET_OF_A_RANK = 40_000_000, 1_000_000
 """Parameters of a bucket where ``--ddp-bucket-size`` is absent: the larger of the first and, for
 each data-parallel rank, the second (megatron/core/distributed/distributed_data_parallel.py)."""
@@ -242,14 +243,14 @@ def _modules(draft: Draft, flags: tuple[str, ...]) -> None:
         draft.put("plan.recompute", "selective", *flags)
         return
     if not modules <= set(LIGHT):
-        draft.refuse("recompute-modules", f"modelled are core_attn alone, {' '.join(LIGHT)} "
-                     "together, and whole layers")  # fmt: skip
+        draft.refuse("recompute-modules", f"modelled are core_attn alone, {' '.join(LIGHT)} and "
+                     "whole layers")  # fmt: skip
         return
     draft.put("plan.recompute", "light", *flags, "recompute-modules")
     latent = draft.args["multi-latent-attention"]
-    missing = [m for m in LIGHT if m not in modules and (latent or m != "mla_up_proj")]
-    if missing:
-        draft.leave_out("recompute-modules", f"{' and '.join(missing)} are computed again too")
+    if any(m not in modules and (latent or m != "mla_up_proj") for m in LIGHT):
+        named = [m for m in LIGHT if m in modules]
+        draft.put("plan.recompute_modules", named, "recompute-modules")
 
 
 def _recomputed_layers(draft: Draft, *, old: bool) -> None:
@@ -279,8 +280,6 @@ def _offload(draft: Draft) -> None:
     count = args["cpu-offloading-num-layers"]
     if not count:
         return
-    if count >= most_layers(draft):
-        draft.put("plan.offload_activations", True, "cpu-offloading-num-layers")
-    else:
-        draft.refuse("cpu-offloading-num-layers", "activations of all layers go to the host, or "
-                     "of none")  # fmt: skip
+    draft.put("plan.offload_activations", True, "cpu-offloading-num-layers")
+    if count < most_layers(draft):
+        draft.put("plan.offload_layers", count, "cpu-offloading-num-layers")

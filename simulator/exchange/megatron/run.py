@@ -66,8 +66,8 @@ def _arithmetic(draft: Draft) -> None:
     draft.put("run.precision", precision, "fp8-format", "bf16", "fp16")
     if precision == "fp32":
         draft.note("run.precision", "without --bf16 and --fp16")
-    draft.takes("fp8-recipe", "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32",
-                "main-grads-dtype")  # fmt: skip
+    draft.takes("fp8-recipe", "fp8-param-gather", "grad-reduce-in-bf16",
+                "accumulate-allreduce-grads-in-fp32", "main-grads-dtype")  # fmt: skip
     if precision == "fp8":
         recipe = args["fp8-recipe"]
         if not args["bf16"]:
@@ -77,6 +77,8 @@ def _arithmetic(draft: Draft) -> None:
         else:
             draft.put("run.fp8_scaling", "current", "fp8-recipe")
             draft.leave_out("fp8-recipe", "a tensor has one scale, found from its own values")
+        if args["fp8-param-gather"]:
+            draft.put("run.fp8_weights", True, "fp8-param-gather")
     if precision != "fp32" and _fp32_gradients(args):
         draft.put("run.gradient_dtype", "fp32", "grad-reduce-in-bf16" if args["bf16"] else
                   "accumulate-allreduce-grads-in-fp32")  # fmt: skip

@@ -84,7 +84,6 @@ NOT_MODELLED: Mapping[str, Unmapped] = {
     "cross-entropy-fusion-impl": Unmapped("the loss runs as Megatron-LM's unfused one"),
     "fp32-residual-connection": Unmapped("the residual stream has the run's precision"),
     "fp16-lm-cross-entropy": Unmapped("the loss is in fp32"),
-    "fp8-param-gather": Unmapped("weights are kept and gathered in bf16"),
     "no-fp8-wgrad": Unmapped("weight gradients are made in fp8"),
     "first-last-layers-bf16": Unmapped("all layers are in fp8"),
     "keep-fp8-transpose-cache": Unmapped("casts are of a step each"),

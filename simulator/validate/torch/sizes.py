@@ -10,7 +10,7 @@ from typing import Any
 from simulator.describe.model import Model
 from simulator.describe.scenario import Scenario
 from simulator.lower.bodies import stage_bodies
-from simulator.program import OFF_DEVICE, Kernel, Work
+from simulator.program import OFF_DEVICE, PRODUCTS, Kernel, Work
 
 MEMORY_BOUND = {
     "norm": 2, "norm grad": 3, "residual": 3, "residual grad": 3, "gelu": 2, "gelu grad": 3,
@@ -46,15 +46,17 @@ def points(wanted: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _products(kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
-    for dtype in sorted({k.dtype for k in kernels if k.matmul and not k.algorithm}):
+    for dtype in sorted({k.dtype for k in kernels if k.matmul and k.algorithm in PRODUCTS}):
         sizes = [k.matmul[1:] for k in kernels
-                 if k.matmul and not k.algorithm and k.dtype == dtype]  # fmt: skip
+                 if k.matmul and k.algorithm in PRODUCTS and k.dtype == dtype]  # fmt: skip
         axes = {name: _axis([size[i] for size in sizes]) for i, name in enumerate("mnk")}
         yield {"kernel": "product", "dtype": dtype, "axes": axes}
 
 
 def _fused(kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
-    for name, dtype in sorted({(k.algorithm, k.dtype) for k in kernels if k.algorithm}):
+    for name, dtype in sorted(
+        {(k.algorithm, k.dtype) for k in kernels if k.algorithm not in PRODUCTS}
+    ):
         sizes = [k.matmul for k in kernels if k.algorithm == name and k.matmul and k.dtype == dtype]
         axes = {
             "batch": _axis([size[0] for size in sizes]),

@@ -1,0 +1,127 @@
+"""Runs of NeMo's performance summaries: the builder from row to case."""
+
+from __future__ import annotations
+
+from simulator.errors import DescriptionError
+from simulator.validate.nemo_recipes import recipe_of
+from simulator.validate.published import Case, Row
+from simulator.validate.scenarios import (
+    RANK_ORDER,
+    VOCAB,
+    Table,
+    blocking,
+    case,
+    context,
+    interleaved,
+    nodes_of,
+    padded,
+)
+
+DENSE = {
+    "LLAMA3_8B": "llama-3-8b", "LLAMA3-8B": "llama-3-8b", "LLAMA3_70B": "llama-3-70b",
+    "Llama3 70B": "llama-3-70b", "LLAMA3.1_405B": "llama-3-405b", "GPT3-175B": "gpt3-175b",
+    "GPT3-5B": "gpt3-5b", "GPT3-20B": "gpt3-20b", "LLAMA2-7B": "llama-2-7b",
+    "LLAMA2-13B": "llama-2-13b", "Nemotron-340B": "nemotron-4-340b",
+}  # fmt: skip
+"""Dense models of the catalogue by the summaries' names."""
+
+NO_MTP: Table = {"from": "deepseek-v3", "num_nextn_predict_layers": 0}
+EXPERTS: dict[str, Table] = {
+    "Qwen3_30B_a3B": {"from": "qwen3-30b-a3b"},
+    "Qwen3_235B_a22B": {"from": "qwen3-235b-a22b"},
+    "DeepSeekV3": NO_MTP,
+    "DeepSeekV3 (w/o MTP)": NO_MTP,
+    "DeepSeekV3 (w/ MTP)": {"from": "deepseek-v3"},
+    "DeepSeek V3 671B": {"from": "deepseek-v3"},
+}
+"""Likewise those with experts; where nothing is said DeepSeek-V3 is taken without its further
+layer, as the row of the same numbers that says so."""
+
+NODES = {
+    "DGX-H100": ("dgx-h100", 8), "DGX-B200": ("dgx-b200", 8), "DGX-GB200": ("gb200-nvl72", 64),
+    "DGX-GB300": ("gb300-nvl72", 64), "DGX-B300": ("dgx-b300", 8),
+}  # fmt: skip
+"""Node and the devices of each that a run uses: a power of two of an NVL72 rack."""
+
+ENDS_COUNT = ("llama-3-405b", "qwen3-235b-a22b")
+"""Models of which recipes count embedding and head as a layer each when stages are cut."""
+
+LAYOUTS = {8: "Et*8|(t*8|)*6t*5{mtp}L", 16: "Et*4|(t*4|)*14t{mtp}L"}
+"""Of DeepSeek-V3 in Megatron-Bridge, by stages (recipes/deepseek/deepseek_v3.py, `layout_map`)."""
+
+
+def nemo(row: Row) -> Case:
+    """Pre-training; seconds follow from tokens/s a GPU."""
+    _refuse(row)
+    ranks, sequence, batch = int(row["n_gpus"]), int(row["seq_len"]), int(row["gbs"])
+    model: Table = dict(EXPERTS.get(row["model"]) or {"from": DENSE[row["model"]]})
+    name = str(model["from"])
+    recipe = recipe_of(row, name)
+    plan = _plan(row, name)
+    if name.startswith("gpt3"):
+        model["vocab_size"] = padded(VOCAB, plan["tp"])
+    if recipe.bucket and plan["zero"] == 1 and ranks > plan["tp"] * plan["pp"]:
+        plan["bucket_size"] = recipe.bucket
+    run: Table = {
+        "global_batch_size": batch, "sequence_length": sequence, "clip_grad": True,
+        "precision": row["precision"][:4].strip("- ").lower(), **recipe.run,
+    }  # fmt: skip
+    if run["precision"] == "fp8" and row["product"] == "Megatron-Bridge":
+        run |= {
+            "fp8_scaling": "current",
+            "fp8_weights": True,
+        }  # bf16_with_fp8_current_scaling_mixed
+    node, size = NODES[row["system"]]
+    return case(
+        batch * sequence / (float(row["tokens_per_s_per_gpu"]) * ranks), model,
+        nodes_of(ranks, {"from": node, "host_launch": "0 s"} if recipe.is_graph else node, size),
+        plan | recipe.plan, {key: value for key, value in run.items() if value is not None},
+    )  # fmt: skip
+
+
+def _plan(row: Row, name: str) -> Table:
+    """Return the plan that a row prints, of a model of the catalogue."""
+    tp, pp, cp = int(row["tp"]), int(row["pp"]), int(row["cp"] or 1)
+    chunks = int(row["vp"]) if row["vp"].isdigit() else 1
+    is_automodel = row["product"] == "NeMo Automodel"
+    plan: Table = {
+        "dp": int(row["n_gpus"]) // (tp * pp * cp), "tp": tp, "pp": pp,
+        "microbatch_size": int(row["mbs"]),
+        "sequence_parallel": tp > 1, "tp_overlap": "all" if tp > 1 else "none",
+        "zero": 1 if row["fsdp"] in ("", "0") else 3, **interleaved(chunks), **RANK_ORDER,
+        **context(cp, "all_gather" if is_automodel else "ring"),
+        **(blocking(pp, tp, sequence=tp > 1) if chunks == 1 else {}),
+    }  # fmt: skip
+    if row["model"] in EXPERTS:
+        plan["ep"] = int(row["ep"])
+    if pp > 1 and name in ENDS_COUNT:
+        plan["account_for_embedding_in_pipeline_split"] = True
+        plan["account_for_loss_in_pipeline_split"] = True
+    if name == "deepseek-v3":
+        is_further = EXPERTS[row["model"]] is not NO_MTP
+        plan["layout"] = LAYOUTS[pp * chunks].format(mtp="m" * is_further)
+    return plan
+
+
+def _refuse(row: Row) -> None:
+    """Say what of a row no scenario can say; the first reason that applies.
+
+    Raises:
+        DescriptionError: with the reason.
+    """
+    model, fine = row["model"], row["precision"].partition(" ")[0]
+    reasons = {
+        "the source prints no throughput": not row["tokens_per_s_per_gpu"],
+        "LoRA and fine-tuning are not built": row["kind"] != "pretrain",
+        "the row of the same numbers without the word counts": model.endswith("(tokendrop)"),
+        "this model is not in the catalogue": model not in (DENSE | EXPERTS),
+        "block-scaled fp8 and fp4 (MXFP8, NVFP4) are not built":
+            fine in ("MXFP8", "NVFP4", "FP8-MX"),
+        "the summary prints this quantisation in parentheses and does not name it":
+            "parenthesised" in row["precision"],
+        "full sharding of models with experts is not modelled":
+            model in EXPERTS and row["fsdp"] not in ("", "0"),
+    }  # fmt: skip
+    for reason, applies in reasons.items():
+        if applies:
+            raise DescriptionError(reason)
