@@ -6,6 +6,9 @@ import numpy as np
 
 from simulator.kernels.jit import Kernel
 
+NOTHING = 1e-3
+"""Ticks of work that count as done: more than sums of floating-point numbers go wrong by."""
+
 
 @Kernel
 def stretch(  # type: ignore[no-untyped-def]  # compiled
@@ -18,6 +21,8 @@ def stretch(  # type: ignore[no-untyped-def]  # compiled
     starts when `start` says, and alone takes `base` (works, columns) ticks, has what they leave.
 
     Only differences of times of one rank count, so that what happens later alike takes as long.
+    Ends are rounded up: what waits for an end then begins when the work is done, and cannot slow
+    it.
     """
     columns = start.shape[1]
     wide = 1 if latency.shape[1] > 1 else 0
@@ -49,7 +54,7 @@ def stretch(  # type: ignore[no-untyped-def]  # compiled
                 if now_taken == 0 and (p == n or time[order[p]] >= begin + base[w, c]):
                     out[w, c] = base[w, c]
                     continue
-                left = float(base[w, c])
+                left = float(base[w, c]) - NOTHING
                 t = begin
                 q = p
                 taken = now_taken
@@ -62,4 +67,4 @@ def stretch(  # type: ignore[no-untyped-def]  # compiled
                     while q < n and time[order[q]] == t:
                         taken += step[order[q]]
                         q += 1
-                out[w, c] = t - begin + int(left / rate + 0.5)
+                out[w, c] = t - begin + max(int(np.ceil(left / rate)), 0)
