@@ -421,7 +421,8 @@ def test_each_recipe_is_that_of_a_row_that_runs_and_has_a_commit():
             continue
         used.add(key_of(found, nemo.model_of(found)["from"]))
     assert used <= RECIPES.keys()
-    assert {RECIPES[key].source for key in used} == {r.source for r in RECIPES.values()}
+    said = {key: recipe for key, recipe in RECIPES.items() if not recipe.is_overlapped}
+    assert {RECIPES[key].source for key in used} == {r.source for r in said.values()}
     assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{12}:[\w./-]+", r.source) for r in RECIPES.values())
 
 
@@ -477,7 +478,7 @@ def test_nemos_t5_3b_has_the_parameters_of_its_name():
 def test_torchtitans_devices_run_at_a_lower_clock(tables):
     found = row("torchtitan_h100.csv", table="T3", compile="0")
     _, cluster, plan, run = tables(sharded.torchtitan_step, found)
-    assert cluster["node"]["device"]["sustained_clock"] == pytest.approx(0.8493, abs=1e-4)
+    assert cluster["node"]["device"]["sustained_clock"] == pytest.approx(0.8313, abs=1e-4)
     assert (plan["recompute"], run["compiled"]) == ("selective-op", False)
 
 

@@ -352,7 +352,7 @@ SOURCES = (
             "K and V gathered over cp (its section 3.3.2), causal masks over whole sequences; dp "
             "is what tp, cp and pp leave of the GPUs: 8 where the row prints 4",
             "attention counts in full among the FLOPs, which the paper does not say; counted half "
-            "the row of cp 16 would be 11 % too long",
+            "the row of cp 16 would be 16 % too long",
         ),
     ),
     Source(
