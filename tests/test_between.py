@@ -17,6 +17,7 @@ from simulator.lower import lower
 from simulator.lower.between import forward_only
 from simulator.operate import operate
 from simulator.program_text import format_program, parse_program
+from simulator.report import summary
 
 
 @pytest.fixture(scope="session")
@@ -212,3 +213,12 @@ def test_operations_spread_evaluations_over_steps():
     assert o.step_time_s == pytest.approx(expected, rel=1e-9)
     assert summary.evaluation.each_s == pytest.approx(10 * forward_s(s), rel=1e-2)
     assert "evaluations and logging make every step longer" in str(o)
+
+
+# A sweep runs a thousand plans: a summary takes a quarter of one.
+def test_a_run_with_nothing_between_its_steps_is_summed_up_once(scenario_of, monkeypatch):
+    made = []
+    monkeypatch.setattr(summary, "summarise", lambda result: made.append(result))
+    result = sim.simulate(scenario_of())
+    assert not made
+    assert (result.summary, result.summary, len(made)) == (None, None, 1)

@@ -46,7 +46,8 @@ def run_stretched(
     """
     if moves is None:
         return run(program, ticks, engine, folding)
-    least = fold_slowed(program, ticks, moves)
+    is_folded = len(folding.tiles) < program.num_tiles
+    least = folding if is_folded else fold_slowed(program, ticks, moves)
     slower, timeline = stretched(program, ticks, moves, least)
     if engine == "compiled" and len(least.tiles) == len(folding.tiles):
         return timeline
