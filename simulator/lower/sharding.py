@@ -144,14 +144,26 @@ def stays(s: Scenario, block: str, *, is_first: bool, is_last: bool) -> int:
     return BY_MICROBATCH if block == "head" and turns else BY_USE
 
 
-def exchange(s: Scenario, size: float, longer: float = 0.0) -> list[Segment]:
+def gradient_copies(s: Scenario, name: str) -> int:
+    """Return how many tp ranks have a whole gradient each of what they hold a part of, by operator.
+
+    DTensor has no rule by which the gradient of an embedding whose rows are divided is divided too
+    (torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy); FSDP2 cuts
+    it where it is reduced (`FSDPParam._get_grad_inner_tensor`).
+    """
+    whole = s.run.layer_code == "torchtitan" and name == "embedding"
+    return s.plan.tp if whole else 1
+
+
+def exchange(s: Scenario, size: float, longer: float = 0.0, beside: float = 0.0) -> list[Segment]:
     """Return the sum of `size` bytes of gradients: over the shards, then of a shard over replicas.
 
     A stage that lies on two ranks has a replica of its shards on each. Where gradients are kept
     sharded (from stage 2 on) those in full are released when it ends.
-    `longer` are the bytes by which the copy that is reduced is longer than the gradients.
+    `longer` are the bytes by which the copy that is reduced is longer than the gradients, `beside`
+    those that are released with it.
     """
-    freed = Memory(unreduced=size) if s.plan.zero > 1 else NOTHING
+    freed = Memory(unreduced=size + beside) if s.plan.zero > 1 else NOTHING
     scatter = Flow("reduce_scatter", size, alloc=Memory(unreduced=longer), free=freed)
     rows = [Segment(scatter, REDUCE, place=BRANCH)]
     if s.plan.shards < s.plan.replicas or layout(s).copies > 1:
@@ -179,6 +191,7 @@ def gathering(
     size: float,
     trained: int,
     stay: int,
+    copies: int = 1,
 ) -> Passes:
     """Return the passes of a block under stage 3.
 
@@ -189,6 +202,7 @@ def gathering(
         size: bytes of the weights that are gathered.
         trained: parameters whose gradients are reduced.
         stay: one of `BY_USE`, `BY_MICROBATCH`, `BY_STEP`.
+        copies: ranks that have each other's part of the gradients too, until these are reduced.
 
     `backward` brings the gradients of weights alive, as long as these.
     """
@@ -200,7 +214,7 @@ def gathering(
     if not backward:
         chain = [gather, *_on_work(forward, -1, free=Memory(gathered=size))]
         return Passes(first=chain, forward=chain, begin=[], backward=[], last=[])
-    sums = _sums(s, trained, full, reduced) if trained else _Sums([], [], [])
+    sums = _sums(s, trained, full, reduced, copies) if trained else _Sums([], [], [])
 
     def one(chain: list[Segment], gathers: bool, frees: bool) -> list[Segment]:
         chain = _on_work(chain, -1, free=Memory(gathered=size)) if frees else chain
@@ -223,7 +237,7 @@ class _Sums(NamedTuple):
     last: list[Segment]
 
 
-def _sums(s: Scenario, trained: int, full: float, reduced: float) -> _Sums:
+def _sums(s: Scenario, trained: int, full: float, reduced: float, copies: int) -> _Sums:
     """Return how the gradients of a block are summed.
 
     They are as long as weights, `full` bytes in all, until they are copied in the precision they
@@ -231,9 +245,11 @@ def _sums(s: Scenario, trained: int, full: float, reduced: float) -> _Sums:
     it, and the last backward reduces it.
     """
     if not s.plan.no_sync or s.num_microbatches == 1:
-        each = exchange(s, reduced, longer=reduced - full)
+        each = exchange(s, reduced, longer=reduced - full, beside=(copies - 1) * full)
         return _Sums(each, each, each)
-    name, gone = "gradient accumulation", Memory(unreduced=full)
+    name, beside = "gradient accumulation", (copies - 1) * reduced
+    trained, full, reduced = trained * copies, full * copies, reduced * copies
+    gone = Memory(unreduced=full)
 
     def work(moved: float, alloc: Memory, free: Memory) -> list[Segment]:
         kernel = Kernel(name, float(trained), moved, "fp32")
@@ -241,7 +257,7 @@ def _sums(s: Scenario, trained: int, full: float, reduced: float) -> _Sums:
 
     cast = work(full + reduced, Memory(unreduced=reduced), gone) if reduced != full else []
     added = work(full + 2 * reduced, NOTHING, gone)
-    return _Sums(cast, added, added + exchange(s, reduced))
+    return _Sums(cast, added, added + exchange(s, reduced - beside, beside=beside))
 
 
 def _on_work(

@@ -81,9 +81,9 @@ class Summary:
     peak_memory_bytes: float
     """Allocated on the fullest rank, with the least room (torch.cuda.max_memory_allocated)."""
     reserved_memory_bytes: float
-    """Reserved by the allocator there (torch.cuda.max_memory_reserved)."""
+    """Reserved by the allocator there (torch.cuda.max_memory_reserved), were there room for it."""
     device_memory_bytes: float
-    """In use on its device: reserved, the driver's context, NCCL's buffers."""
+    """What its device must have: `run.allocator_reserve` x allocated, context, NCCL's buffers."""
     peak_memory_rank: int
     memory_capacity_bytes: float
     host_memory_bytes: float
