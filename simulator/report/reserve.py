@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from simulator.hardware.gather_pool import gather_pool_bytes
 from simulator.hardware.outside import capacity, outside
+from simulator.lower.shapes import shapes
+from simulator.lower.sharding import is_gathering
 
 if TYPE_CHECKING:
     from simulator.describe.scenario import Scenario
@@ -47,6 +49,19 @@ def reserve_of(result: Result) -> Reserve:
     gathers = np.zeros(len(allocated))
     gathers[result.tiled.tile_ranks] = np.array(gather_pool_bytes(s))[:, None]
     return Reserve(gathers, holes, allocated * (s.run.allocator_reserve - 1))
+
+
+def reserve_assumption(s: Scenario) -> str:
+    """Return what is taken to be reserved and not allocated."""
+    stated = s.run.allocator_reserve
+    also = ["a pool of weights on their way"] * is_gathering(s)
+    also += ["what the loss leaves free between its tensors"] * (shapes(s).loss == "eager")
+    beside = " and ".join(also) or "no other pool"
+    more = "no other hole" if stated == 1 else f"{stated - 1:.4g} of what is allocated"
+    return (
+        f"torch's allocator reserves at the peak, beside what is allocated, {beside}, and {more} "
+        "(run.allocator_reserve)"
+    )
 
 
 def given_back(result: Result, s: Scenario) -> Float64:

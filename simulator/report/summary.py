@@ -28,6 +28,7 @@ from simulator.report.devices import device_assumptions
 from simulator.report.experts import expert_assumptions
 from simulator.report.host import host_assumptions, host_memory
 from simulator.report.offload import offload_assumptions
+from simulator.report.reserve import reserve_assumption
 from simulator.report.samples import model_assumptions
 from simulator.report.save import SaveUse, save_assumptions, save_use
 from simulator.report.schedule import schedule_assumptions
@@ -391,8 +392,6 @@ def _saved_operators(s: Scenario) -> list[str]:
 
 def _memory_assumptions(s: Scenario) -> list[str]:
     """Return what was assumed of memory that the plan does not say."""
-    reserve = s.run.allocator_reserve
-    more = "no more than" if reserve == 1 else f"{reserve:.4g} times"
     products = {
         "torch": "linear layers hold nothing of their own",
         "megatron": "linear layers make an empty gradient in each backward",
@@ -405,7 +404,7 @@ def _memory_assumptions(s: Scenario) -> list[str]:
         "memory counts a tensor from the kernel that makes it to the last one that uses it, and "
         f"cuBLAS workspaces; {products}; the loss works {place}; the optimizer and "
         "the copies of collectives take none",
-        f"torch's allocator reserves {more} what is allocated at the peak (run.allocator_reserve); "
+        f"{reserve_assumption(s)}; "
         + " and ".join(
             f"on {'the device' if not s.cluster.is_mixed else node.device.name} the driver's "
             f"context takes {format_bytes(node.device.context)} and NCCL "
