@@ -19,9 +19,6 @@ from simulator.describe.scenario import Scenario
 from simulator.hardware.allocator import Allocator, Block
 from simulator.lower.gathers import Gathers, gathers, shortened
 
-PASSES = 2
-"""Steps after which the pool grows no more."""
-
 
 def gather_pool_bytes(s: Scenario) -> list[float]:
     """Return what the pools of gathers of each pipeline rank have reserved."""
@@ -43,7 +40,9 @@ def _short(one: Gathers) -> Gathers:
 
 @lru_cache(maxsize=1024)
 def reserved_by(stage: Gathers, shards: int, expandable: bool) -> int:
-    """Return the bytes that gathers of a stage make their pool reserve."""
+    """Return the bytes that gathers of a stage make their pool reserve in a step, and no later one
+    more.
+    """
     pool = Allocator(expandable=expandable)
 
     def gathered(size: float) -> Block:
@@ -52,15 +51,14 @@ def reserved_by(stage: Gathers, shards: int, expandable: bool) -> int:
         pool.give(shard)
         return whole
 
-    for _ in range(PASSES):
-        before: Block | None = None
-        for size in stage.forward:
-            whole = gathered(size)
-            if before is not None:
-                pool.give(before)
-            before = whole
+    before: Block | None = None
+    for size in stage.forward:
+        whole = gathered(size)
         if before is not None:
             pool.give(before)
-        for size in stage.backward:
-            pool.give(gathered(size))
+        before = whole
+    if before is not None:
+        pool.give(before)
+    for size in stage.backward:
+        pool.give(gathered(size))
     return pool.reserved
