@@ -40,9 +40,7 @@ def _short(one: Gathers) -> Gathers:
 
 @lru_cache(maxsize=1024)
 def reserved_by(stage: Gathers, shards: int, expandable: bool) -> int:
-    """Return the bytes that gathers of a stage make their pool reserve in a step, and no later one
-    more.
-    """
+    """Return what a stage's gathers make their pool reserve, in one step as much as in several."""
     pool = Allocator(expandable=expandable)
 
     def gathered(size: float) -> Block:
