@@ -360,7 +360,7 @@ def test_a_pipelined_row_of_nemo_counts_embedding_and_head_as_layers():
 NEMO_RECIPES = {
     "llama3/workload_base_configs.py": (
         {"model": "LLAMA3_70B", "system": "DGX-GB200", "container": "25.11"},
-        {"offload_activations": True, "offload_layers": 40, "low_precision_shard": True},
+        {"offload_activations": True, "offload_layers": 40, "sharding_library": "megatron_fsdp"},
         {"fused_accumulation": False},
     ),
     "llama/llama3_workload_base_configs.py": (

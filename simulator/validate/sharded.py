@@ -48,7 +48,8 @@ def mosaic(row: Row) -> Case:
     no_dropout = {f"{place}_dropout": 0.0 for place in ("embedding", "hidden", "attention")}
     tokens = int(row["global_batch_seqs"]) * sequence
     plan = {
-        "dp": ranks, "zero": 3, "microbatch_size": int(row["micro_batch"]),
+        "dp": ranks, "zero": 3, "sharding_library": "fsdp1",
+        "microbatch_size": int(row["micro_batch"]),
         "reshard_after_forward": row["sharding_strategy"] == "FULL_SHARD",
         "recompute": "full" if row["act_ckpt"] == "True" else "none",
     }  # fmt: skip
