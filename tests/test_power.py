@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 import simulator as sim
 from simulator.describe import catalog
 from simulator.describe.cluster import Device
+from simulator.describe.cost import Cost
 from simulator.describe.loader import load_node
 from simulator.describe.power import Power
 from simulator.errors import DescriptionError
 from simulator.hardware.compute import kernel_seconds
 from simulator.hardware.power import clock_left, draw, rate_at
+from simulator.operate.cost import drawn
 from simulator.program import Kernel
 
 FLAT = Power(static=100.0, knee=0.9, slope=1.0, rate=0.8)
@@ -102,6 +104,18 @@ def test_a_limit_lengthens_the_step_and_the_report_says_how_far_clocks_fall() ->
     assert fast.step_time_s < slow.step_time_s < fast.step_time_s * 668 / 468
     said = "a limit of 500 W in place of 700 W leaves 70.1% of the clock to matrix products"
     assert said in " ".join(str(slow).split())
+
+
+# Half of 700 W while only communication runs is below the limit already.
+def test_a_device_draws_no_more_than_its_limit() -> None:
+    assert drawn(limited("dgx-h100", 500.0), Cost()) == (500.0, 350.0)
+    assert drawn(limited("dgx-h100", None), Cost()) == (700.0, 350.0)
+
+
+def test_limits_can_be_swept() -> None:
+    s = sim.load("gpt2-xl-ddp", {"cluster.node": "dgx-h100"})
+    frame = sim.sweep(s, {"cluster.node.device.power_limit": [500.0, 600.0, 700.0]})
+    assert frame["step_time_s"].is_monotonic_decreasing
 
 
 # --- what is refused --------------------------------------------------------------------------
