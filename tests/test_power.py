@@ -114,7 +114,7 @@ def test_a_device_draws_no_more_than_its_limit() -> None:
 
 def test_limits_can_be_swept() -> None:
     s = sim.load("gpt2-xl-ddp", {"cluster.node": "dgx-h100"})
-    frame = sim.sweep(s, {"cluster.node.device.power_limit": [500.0, 600.0, 700.0]})
+    frame = sim.sweep(s, {"cluster.node.device.power_limit": ["500 W", "600 W", "700 W"]})
     assert frame["step_time_s"].is_monotonic_decreasing
 
 
