@@ -341,8 +341,16 @@ def test_a_dense_row_of_nemo_on_racks(tables):
     found = row("nemo_performance_summary.csv", model="LLAMA3.1_405B", system="DGX-GB200", pp="1")
     model, cluster, plan, run = tables(nemo.nemo, found)
     assert (model["from"], plan["zero"], plan["dp"], plan["tp"]) == ("llama-3-405b", 3, 64, 2)
-    assert cluster == {"node": "gb200-nvl72", "num_nodes": 2, "devices_per_node": 64}
+    node = {"from": "gb200-nvl72"}
+    assert cluster == {"node": node, "num_nodes": 2, "devices_per_node": 64}
     assert run["precision"] == "fp8"
+
+
+# Its launcher sets NVTE_FUSED_ATTN=0 and NCCL_NVLS_ENABLE=0 for every job.
+def test_rows_of_2024_run_flash_attention_2_and_reduce_in_no_switch():
+    s = nemo.nemo(row("nemo_performance_summary.csv", container="24.03.01.framework")).scenario
+    assert s.run.attention == "flash2"
+    assert not s.cluster.node.link.in_switch_reduction
 
 
 # 126 layers on 4 chunks of each of 16 ranks: two a stage, one beside the embedding and the head.
@@ -404,7 +412,7 @@ def test_a_row_of_nemo_runs_as_its_authors_recipe_says(tables, path):
 
 def test_a_graph_of_the_whole_iteration_leaves_the_host_nothing_to_issue(tables):
     for release, node in (("25.09", {"from": "gb200-nvl72", "host_launch": "0 s"}),
-                          ("25.11", "gb200-nvl72")):  # fmt: skip
+                          ("25.11", {"from": "gb200-nvl72"})):  # fmt: skip
         found = row("nemo_performance_summary.csv", model="LLAMA3_8B", system="DGX-GB200",
                     container=release)  # fmt: skip
         assert tables(nemo.nemo, found)[1]["node"] == node
