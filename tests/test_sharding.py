@@ -271,6 +271,7 @@ def test_the_report_says_what_is_sharded_and_what_would_hide_it(scenario_of, lla
     assert "ZeRO-3 over 4 x 2 replicas" in text
     assert "would hide it behind its work" in text
     assert "the shards all-reduced over the replicas" in text
+    assert "FSDP2 copies weights out of what was gathered" in text
     assert "bytes of a parameter on a rank: weight 1, gradient 1, optimizer 2" in memory_text(
         sim.simulate(s), s
     )
