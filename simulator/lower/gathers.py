@@ -29,9 +29,18 @@ class Gathers(NamedTuple):
     """Those that did not stay from forward on."""
 
 
+def gathers_apart(s: Scenario) -> bool:
+    """Return whether weights are gathered in a pool that they are copied out of."""
+    return is_gathering(s) and s.plan.sharding_library == "fsdp2"
+
+
 def gathers(s: Scenario) -> list[tuple[Gathers, ...]]:
-    """Return what the stages of each pipeline rank gather; nothing of a plan that does not."""
-    every = [_of_stage(s, stage) for stage in stages(s)] if is_gathering(s) else []
+    """Return what the stages of each pipeline rank gather in a pool of its own, as FSDP2 does.
+
+    Nothing of other plans: FSDP1 and Megatron-FSDP use weights where they were gathered; of
+    DeepSpeed's pools nothing is known.
+    """
+    every = [_of_stage(s, stage) for stage in stages(s)] if gathers_apart(s) else []
     return [tuple(every[number] for number in held if every) for held in layout(s).stages]
 
 

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from simulator.hardware.gather_pool import gather_pool_bytes
 from simulator.hardware.outside import capacity, outside
+from simulator.lower.gathers import gathers_apart
 from simulator.lower.shapes import shapes
-from simulator.lower.sharding import is_gathering
 
 if TYPE_CHECKING:
     from simulator.describe.scenario import Scenario
@@ -54,7 +54,7 @@ def reserve_of(result: Result) -> Reserve:
 def reserve_assumption(s: Scenario) -> str:
     """Return what is taken to be reserved and not allocated."""
     stated = s.run.allocator_reserve
-    also = ["a pool of weights on their way"] * is_gathering(s)
+    also = ["a pool of weights on their way"] * gathers_apart(s)
     also += ["what the loss leaves free between its tensors"] * (shapes(s).loss == "eager")
     beside = " and ".join(also) or "no other pool"
     more = "no other hole" if stated == 1 else f"{stated - 1:.4g} of what is allocated"
