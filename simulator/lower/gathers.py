@@ -40,8 +40,11 @@ def gathers(s: Scenario) -> list[tuple[Gathers, ...]]:
     Nothing of other plans: FSDP1 and Megatron-FSDP use weights where they were gathered; of
     DeepSpeed's pools nothing is known.
     """
-    every = [_of_stage(s, stage) for stage in stages(s)] if gathers_apart(s) else []
-    return [tuple(every[number] for number in held if every) for held in layout(s).stages]
+    if not gathers_apart(s):
+        return [() for _ in layout(s).stages]
+    every = stages(s)
+    made = {stage: _of_stage(s, stage) for stage in set(every)}  # most are alike
+    return [tuple(made[every[number]] for number in held) for held in layout(s).stages]
 
 
 def _of_stage(s: Scenario, stage: Stage) -> Gathers:
