@@ -66,10 +66,15 @@ def nemo(row: Row) -> Case:
         "global_batch_size": batch, "sequence_length": sequence, "clip_grad": True,
         **_precision(row), **recipe.run,
     }  # fmt: skip
-    node, size = NODES[row["system"]]
+    system, size = NODES[row["system"]]
+    node: Table = {"from": system}
+    if recipe.is_graph:
+        node["host_launch"] = "0 s"
+    if not recipe.in_switch_reduction:
+        node["link"] = {"in_switch_reduction": False}
     return case(
         batch * sequence / (float(row["tokens_per_s_per_gpu"]) * ranks), model,
-        nodes_of(ranks, {"from": node, "host_launch": "0 s"} if recipe.is_graph else node, size),
+        nodes_of(ranks, node, size),
         plan | recipe.plan, {key: value for key, value in run.items() if value is not None},
     )  # fmt: skip
 

@@ -309,6 +309,9 @@ SOURCES = (
             "(moe_a2a_overlap), CUDA graphs of parts of a layer",
             "fp8 scales by earlier steps in NeMo (its default), by a tensor's own values or those "
             "of 32 elements (MXFP8, FP8-MX) in Megatron-Bridge; attention and head in bf16",
+            "attention is cuDNN's, but FlashAttention-2's in NeMo's runs of 2024, whose launcher "
+            "switched cuDNN's off (NVTE_FUSED_ATTN=0), and in Automodel, which calls torch's; "
+            "that launcher also kept NCCL from reducing in switches (NCCL_NVLS_ENABLE=0)",
             "DeepSeek-V3 with its further layer, as recipes have it, but in 25.11, where the "
             "summary says so",
             "tensor-parallel collectives of layers run beside products (tp_comm_overlap)",
