@@ -27,6 +27,7 @@ from simulator.hardware.placement import devices
 from simulator.hardware.taken import WHOLE, Moving, Taken, beside, default_shares, moving, taken
 from simulator.jitter import study
 from simulator.kernels import jit
+from simulator.kernels import stretch as kernel
 from simulator.lower import lower
 from simulator.program import NONE, Int64, Program
 from simulator.report.breakdown import WORK
@@ -236,6 +237,20 @@ def test_compiled_loops_stretch_as_interpreted_ones(op, program_of, monkeypatch)
     assert times[0] == times[1]
 
 
+# Rows of one stream, then rows of another that move at the same time: moments out of order.
+@pytest.mark.parametrize("few", [0, 10**9], ids=["sorted", "put in order"])
+def test_how_moments_are_put_in_order_moves_no_time(op, program_of, monkeypatch, few):
+    ops = [op(0, 20 * MS)]
+    for stream in ("a", "b"):
+        for k in range(4):
+            ops.append(gather(op, stream, 2 + k, after=(len(ops) - 1,) if k else ()))
+    monkeypatch.setattr(kernel, "FEW", few)
+    monkeypatch.setattr(jit, "SMALL", 2**62)
+    program, ticks = program_of(ops)
+    # Two of each length move together, 14 ms in all: they leave 0.5, so 7 ms of work are done.
+    assert run_beside(program, ticks, 0.25).end[0] / MS == 27.0
+
+
 # 3 ticks beside a flow of 2 at 0.8: 1.6 done, 1.4 left, so 3.4 in all. What waits for the kernel
 # starts at 4, when it is done; at 3, rounded to the nearest, it would slow it, and so end later.
 def test_what_waits_for_slowed_work_cannot_slow_it(op, program_of):
@@ -393,6 +408,25 @@ def test_both_networks_give_the_same_step_where_nothing_contends():
     assert fixed.slowed_by_communication_s > 5e-3
     assert fluid.slowed_by_communication_s == pytest.approx(fixed.slowed_by_communication_s, 1e-8)
     assert fluid.step_time_s == pytest.approx(fixed.step_time_s, abs=100e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("llama-3-8b-3d", {"plan.pp": 1, "plan.dp": 1, "plan.tp": 8, "cluster.num_nodes": 1,
+                           "plan.sequence_parallel": True, "plan.tp_overlap": "all",
+                           "run.global_batch_size": 1, "run.detail": "layer"}),
+        ("llama-3-8b-128k", {"run.global_batch_size": 1}),
+    ],
+    ids=["pieces", "rings"],
+)  # fmt: skip
+def test_what_arrives_is_taken_alike_in_both_networks(name, settings):
+    fixed, fluid = (
+        sim.simulate(sim.load(name, settings | {"run.network": network, "run.num_steps": 1}))
+        for network in ("alpha-beta", "fluid")
+    )
+    assert fixed.slowed_by_communication_s > 1e-3
+    assert fluid.slowed_by_communication_s == pytest.approx(fixed.slowed_by_communication_s, 1e-6)
 
 
 # Each device gives 60 of 128 units, and with two streams that is more than 90 %.

@@ -90,7 +90,9 @@ def _shares(program: Program, traffic: Traffic, used: Bool, taken: Taken) -> tup
     """
     held, group, joint = _ranks_of_demands(program, traffic, used)
     count = np.diff(held.offset)
-    rate = np.zeros(len(used)) if traffic.arriving is None else traffic.arriving * traffic.solo
+    rate = np.zeros(len(used))
+    if traffic.arriving is not None:
+        rate[used] = traffic.arriving[used] * traffic.solo[used]
     row = program.joint_members.ranks[program.joint_members.offset[joint]]
     crosses, copied = taken.crosses(program.groups)[group], taken.copied[row]
     return held, taken.shares(
