@@ -177,7 +177,7 @@ def sc21_table2(row: Row) -> Case:
         "recompute": "full",
     }  # fmt: skip
     if row["scheme"] == "ZeRO-3":
-        plan |= {"zero": 3}
+        plan |= {"zero": 3, "sharding_library": "deepspeed"}
     else:
         pp = model_parallel // 8
         plan |= {"tp": 8, "pp": pp, "grad_overlap": False, **RANK_ORDER, **blocking(pp, 8)}

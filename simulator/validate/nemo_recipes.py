@@ -128,7 +128,7 @@ def _fsdp(commit: str, path: str, *, offload: int | None = None, fused: bool = F
     main_weight_buffer), and gathers two blocks at most (`fsdp_double_buffer`). `fused`: where
     `gradient_accumulation_fusion` is not switched off.
     """
-    plan: Table = {"low_precision_shard": True}
+    plan: Table = {"sharding_library": "megatron_fsdp"}
     if offload is not None:
         plan |= {"offload_activations": True, "offload_layers": offload}
     return _bridge(commit, path, plan=plan, run=None if fused else {"fused_accumulation": False})

@@ -260,8 +260,8 @@ SOURCES = (
         build=sharded.torchtitan_step,
         assumed=(
             "FlashAttention-2 (torch's); gradients reduced in fp32",
-            "the limit of 500 W in place of 700 W leaves 0.894 of the clock: the cube root, since "
-            "dynamic power goes with f V^2 and V with f; attention and memory are not slowed",
+            "the limit of 500 W in place of 700 W leaves 0.70 of the clock to products and fused "
+            "attention, since 700 W lie below the knee of voltage; memory is not slowed",
             "layers run as torchtitan's Llama is written (run.layer_code); torch.compile makes one "
             "kernel of a residual sum and the norm after it and finds scales of fp8 as tensors are "
             "written; without it norms and the gate are a kernel for each term",
