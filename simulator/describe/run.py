@@ -154,7 +154,8 @@ class Run:
     overlap_slowdown: Annotated[float, Range(0, 0.5)] | None = None
     """Share of a rank's computing that each collective or message takes while it moves bytes there;
     0 leaves compute alone. When absent collectives take the SMs that NCCL's kernel holds
-    (`Device.communication_units`), and messages none."""
+    (`Device.communication_units`) and the memory bandwidth of what arrives, and messages nothing.
+    """
     num_steps: Count = 2
     """Optimizer steps simulated; the last one is reported as the steady state."""
     warm_up: Seconds = 0.0
