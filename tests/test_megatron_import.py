@@ -805,3 +805,22 @@ def test_what_a_flag_becomes_are_keys_that_there_are():
         for section, key in re.findall(r"(plan|run)\.(\w+)", flag.becomes):
             fields = {field.name for field in dataclasses.fields(known[section])}
             assert key in fields, f"--{name}: {section}.{key}"
+
+
+# --- gradient buffers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "passes"),
+    [
+        ("--bf16", ("clear", "check", "scale", "copy")),
+        ("--bf16 --no-check-for-nan-in-loss-and-grad", ("clear", "scale", "copy")),
+        ("--bf16 --ddp-average-in-collective", ("clear", "check", "copy")),
+        ("--bf16 --calculate-per-token-loss", ("clear", "check", "divide", "copy")),
+        ("--bf16 --use-precision-aware-optimizer", ("clear", "check", "scale")),
+        ("--DDP-impl torch", ()),
+        ("--bf16 --use-torch-fsdp2", ()),
+    ],
+)
+def test_flags_say_what_passes_over_gradient_buffers_there_are(more, passes):
+    assert scenario(more).run.gradient_passes == passes

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.describe.scenario import Scenario
-from simulator.lower import offload, sharding
+from simulator.lower import buffers, offload, sharding
 from simulator.lower.blocks import Block, Blocks
 from simulator.lower.clipping import before_update
 from simulator.lower.optimizers import update_work
@@ -216,7 +216,8 @@ def stage_bodies(s: Scenario) -> Bodies:
     key = (
         s.model, shapes(s), s.layers_per_stage, s.run.precision, s.run.optimizer, s.run.detail,
         Tuning.of(s.run), s.run.frozen_layers, s.run.fused_optimizer, s.run.clip_grad,
-        s.run.scales_loss, s.plan.pp, "bf16" in s.cluster.node.device.peak,
+        s.run.scales_loss, s.run.gradient_passes, s.plan.dp * s.plan.cp > 1, s.plan.pp,
+        "bf16" in s.cluster.node.device.peak,
         s.plan.recompute, s.plan.recompute_layers, s.plan.recompute_again, s.plan.scatter_gather,
         s.plan.post_validation, s.run.layer_code, layout(s),
         (s.plan.buckets, tuple(_exchange(s, 0.0))) if is_summed(s) else None,
@@ -239,7 +240,7 @@ def _places(s: Scenario, table: CostTable) -> list[StageBodies]:
     made: dict[tuple[Stage, int], StageBodies] = {}
     one_stage = _one_gathering_stage if sharding.is_gathering(s) else _one_stage
     every, out = stages(s), []
-    checks = s.run.clip_grad or s.run.scales_loss
+    checks = s.run.clip_grad or s.run.scales_loss or buffers.is_copying(s)
     for held in layout(s).stages:
         # gradients of all that a rank trains are looked at before its first update
         params = (
@@ -277,6 +278,8 @@ def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> Sta
         _wait_for_weights(inputs, parts.blocks.embedding)
     dense, experts = is_summed(s), sharding.sums_experts(s)
     buckets = s.plan.buckets if dense or experts else ()
+    dense_sum = buffers.checking(s, partial(_exchange, s))
+    expert_sum = buffers.checking(s, partial(sharding.expert_exchange, s))
     every = s.plan.shards > 1 and s.plan.zero > 1  # gradients are never held in full
     ahead, behind = _arrival(s, not stage.is_first), _arrival(s, not stage.is_last)
     is_coarse = (
@@ -295,8 +298,8 @@ def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> Sta
         if is_coarse and not experts and not has_flows(chain):
             chain = joined(chain, buckets)
         return body(
-            [*before, *chain], table, buckets, partial(_exchange, s) if dense else None,
-            partial(sharding.expert_exchange, s) if experts else None,
+            [*before, *chain], table, buckets, dense_sum if dense else None,
+            expert_sum if experts else None,
         )  # fmt: skip
 
     opening, last = made(forward, ahead), closing(backward, behind)
@@ -432,16 +435,20 @@ def _update(s: Scenario, stage: Stage, checked: int) -> list[Segment]:
     Before it, where so many gradients are `checked`, comes what looks at them.
     Weights in fp8 that are held in full are cast then, for all microbatches of the next step.
     """
-    rows = [] if checked == NONE else before_update(s, checked)
     trained = stage_tensors(s, stage)
+    copies, held = buffers.copied(s, max(checked, 0), used=trained.params > 0)
+    rows = [*buffers.checked_alone(s, trained), *copies]
+    rows += [] if checked == NONE else before_update(s, checked)
     if trained.params:
         work = update_work(s, trained)
         low, casts = low_weights(s, stage), _weight_casts(s, stage)
         if s.plan.offload_optimizer:
-            return rows + offload.updated(s, work, trained, casts)
-        low = low if s.run.fp8_weights and not shapes(s).elements.directed else 0
-        rows += sharding.updated(s, replace(work, kernels=work.kernels + casts), trained, low)
-    return rows
+            rows += offload.updated(s, work, trained, casts)
+        else:
+            low = low if s.run.fp8_weights and not shapes(s).elements.directed else 0
+            work = replace(work, kernels=work.kernels + casts, free=held)
+            rows += sharding.updated(s, work, trained, low)
+    return [*rows, *buffers.cleared(s, trained)]
 
 
 def _weight_casts(s: Scenario, stage: Stage) -> tuple[Kernel, ...]:

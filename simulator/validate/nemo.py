@@ -66,12 +66,24 @@ def nemo(row: Row) -> Case:
         "global_batch_size": batch, "sequence_length": sequence, "clip_grad": True,
         **_precision(row), **recipe.run,
     }  # fmt: skip
+    if row["product"] == "Megatron-Bridge" and plan["zero"] == 1:
+        run["gradient_passes"] = _buffers(run)
     node, size = NODES[row["system"]]
     return case(
         batch * sequence / (float(row["tokens_per_s_per_gpu"]) * ranks), model,
         nodes_of(ranks, {"from": node, "host_launch": "0 s"} if recipe.is_graph else node, size),
         plan | recipe.plan, {key: value for key, value in run.items() if value is not None},
     )  # fmt: skip
+
+
+def _buffers(run: Table) -> list[str]:
+    """Return the passes over Megatron-LM's gradient buffers in Megatron-Bridge.
+
+    Collectives average (`average_in_collective`) and nothing is checked (NeMo's
+    `set_perf_optimizations`, scripts/performance); moments in bf16 need no copies. That experts'
+    gradients are scaled all the same is left out.
+    """
+    return ["clear"] if run.get("optimizer") == "adamw_bf16" else ["clear", "copy"]
 
 
 def model_of(row: Row) -> Table:

@@ -146,6 +146,10 @@ FLAGS: Mapping[str, Flag] = {
     "transformer-impl": Flag("text", "transformer_engine", "run.linear_layers, run.attention"),
     "attention-backend": Flag("text", "auto", "run.attention"),
     "use-flash-attn": _switch("run.attention"),
+    "no-check-for-nan-in-loss-and-grad": _switch("run.gradient_passes"),
+    "ddp-average-in-collective": _switch("run.gradient_passes"),
+    "calculate-per-token-loss": _switch("run.gradient_passes"),
+    "use-precision-aware-optimizer": _switch("run.gradient_passes"),
     "optimizer": Flag("text", "adam", "run.optimizer"),
     "sgd-momentum": Flag("number", 0.9, "run.optimizer"),
     "exp-avg-dtype": Flag("text", "fp32", "run.optimizer"),
@@ -183,6 +187,7 @@ OPPOSITES: Mapping[str, str] = {
     "apply-rope-fusion": "no-rope-fusion",
     "torch-fsdp2-reshard-after-forward": "torch-fsdp2-no-reshard-after-forward",
     "scatter-gather-tensors-in-pipeline": "no-scatter-gather-tensors-in-pipeline",
+    "check-for-nan-in-loss-and-grad": "no-check-for-nan-in-loss-and-grad",
     "align-grad-reduce": "no-align-grad-reduce",
     "align-param-gather": "no-align-param-gather",
 }
