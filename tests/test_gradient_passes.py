@@ -91,7 +91,9 @@ def test_copies_live_through_the_update(scenario_of: ScenarioOf) -> None:
      {"pp": 2, "chunks": 2, "schedule": "Interleaved1F1B", "dp": 2, "p2p_overlap": False}],
 )  # fmt: skip
 @pytest.mark.parametrize("detail", ["stage", "layer"])
-def test_engines_agree_on_passes(scenario_of: ScenarioOf, plan: dict[str, Any], detail: str) -> None:
+def test_engines_agree_on_passes(
+    scenario_of: ScenarioOf, plan: dict[str, Any], detail: str
+) -> None:
     alike_however_it_runs(scenario_of(plan=plan, run={**ALL, "clip_grad": True, "detail": detail}))
 
 

@@ -280,7 +280,7 @@ def test_fused_routing_is_read(flags, fusion):
 def test_what_moves_times_and_is_not_modelled_is_listed_with_what_is_taken():
     listed = import_megatron(LLAMA3_8B, node="dgx-h100").not_modelled
     assert [sentence.partition(":")[0] for sentence in listed] == [
-        "--overlap-param-gather", "--cross-entropy-loss-fusion", "--empty-unused-memory-level 1",
+        "--cross-entropy-loss-fusion", "--overlap-param-gather", "--empty-unused-memory-level 1",
     ]  # fmt: skip
 
 
@@ -824,3 +824,10 @@ def test_what_a_flag_becomes_are_keys_that_there_are():
 )
 def test_flags_say_what_passes_over_gradient_buffers_there_are(more, passes):
     assert scenario(more).run.gradient_passes == passes
+
+
+@pytest.mark.parametrize(("impl", "fused"), [("te", True), ("native", False)])
+def test_the_loss_of_transformer_engine_is_told_from_megatrons(impl, fused):
+    read_ = read(f"--bf16 --cross-entropy-loss-fusion --cross-entropy-fusion-impl {impl}")
+    assert read_.scenario.run.fused_loss is fused
+    assert any("cross-entropy-loss-fusion" in line for line in read_.not_modelled) is not fused

@@ -147,6 +147,10 @@ class Run:
     """Whether the fp32 logits become the probabilities and their gradient where they lie, as in
     Megatron-LM; else each is a tensor of its own, as in torch's eager `cross_entropy` and, with
     logits divided over tp, its `loss_parallel`."""
+    fused_loss: bool = False
+    """Whether the loss is Transformer Engine's kernels (Megatron-LM's --cross-entropy-loss-fusion
+    with --cross-entropy-fusion-impl te): the logits are read twice and the gradient is written in
+    fp32, where Megatron-LM's own passes over them a kernel at a time."""
     compiled_loss: bool = False
     """Whether the loss is compiled (torch.compile), whatever `loss_in_place` says: it keeps the
     logits as they are and writes nothing in fp32."""

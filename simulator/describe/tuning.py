@@ -30,6 +30,8 @@ def run_contradictions(run: Run) -> Iterator[str]:
         )
     if len(set(run.gradient_passes)) < len(run.gradient_passes):
         yield f"Run.gradient_passes: {list(run.gradient_passes)} must name each once"
+    if run.fused_loss and run.compiled_loss:
+        yield "Run.fused_loss: true, and so is compiled_loss; the loss runs in one way alone"
     if {"scale", "divide"} <= set(run.gradient_passes):
         yield (
             "Run.gradient_passes: 'scale' and 'divide' are the same pass, of newer and of older "

@@ -45,7 +45,7 @@ from simulator.lower.trainable import (
     embedding_weight,
     layer_runs,
     low_weights,
-    repeated_matrices,
+    repeated_parameters,
     shares_embedding,
     stage_tensors,
     stages,
@@ -468,8 +468,8 @@ def _weight_casts(s: Scenario, stage: Stage) -> tuple[Kernel, ...]:
 def _last_sums(s: Scenario, parts: Tuned, stage: Stage) -> Sequence[Segment]:
     """Return what sums gradients over ranks that hold the same weights, but those along dp."""
     rows = [*_tied_reduction(s, parts.blocks, stage)]
-    # each tp rank has the gradient of its own tokens
-    repeated = repeated_matrices(parts, stage) if s.plan.sequence_parallel else 0
+    # each tp rank has the gradient of its own tokens (Megatron-LM's finalize_model_grads)
+    repeated = repeated_parameters(parts, stage) if s.plan.sequence_parallel else 0
     if repeated:
         size = float(repeated * s.precision.gradient)
         rows.insert(0, Segment(Flow("all_reduce", size), TP))

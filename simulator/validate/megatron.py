@@ -305,6 +305,7 @@ def _simumax(row: Row) -> tuple[Table, Table, Table, Table]:
         "global_batch_size": batch, "sequence_length": int(row["seq_len"]), "precision": "bf16",
         "gradient_dtype": "fp32", "fused_accumulation": True,
         "linear_layers": "transformer_engine", "clip_grad": True, "gradient_passes": BUFFERS,
+        "fused_loss": True,
         **({"expert_fusion": "permutation"} if experts else {}),
     }  # fmt: skip
     return model, nodes_of(int(row["n_gpus"]), "dgx-b200"), plan, run

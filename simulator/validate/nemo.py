@@ -68,6 +68,8 @@ def nemo(row: Row) -> Case:
     }  # fmt: skip
     if row["product"] == "Megatron-Bridge" and plan["zero"] == 1:
         run["gradient_passes"] = _buffers(run)
+    if row["product"] == "Megatron-Bridge":
+        run["fused_loss"] = True  # cross_entropy_fusion_impl of scripts/performance
     node, size = NODES[row["system"]]
     return case(
         batch * sequence / (float(row["tokens_per_s_per_gpu"]) * ranks), model,

@@ -47,6 +47,7 @@ _SAID = {
         "global_batch_size", "sequence_length", "precision", "fp8_scaling", "fp8_weights",
         "optimizer", "clip_grad", "gradient_dtype", "fused_accumulation", "linear_layers",
         "attention", "expert_fusion", "gradient_passes",
+        "fused_loss",
     },
 }  # fmt: skip
 """Fields that have flags."""
@@ -328,6 +329,8 @@ def _run(s: Scenario) -> dict[str, Any]:
         "no-gradient-accumulation-fusion": not run.fused_accumulation,
         "transformer-impl": _inverse(LINEAR).get(run.linear_layers),
         "attention-backend": "unfused" if run.attention == "unfused" else "auto",
+        "cross-entropy-loss-fusion": run.fused_loss,
+        "cross-entropy-fusion-impl": "te" if run.fused_loss else None,
         "no-check-for-nan-in-loss-and-grad": bool(passes) and "check" not in passes,
         "ddp-average-in-collective": bool(passes) and not {"scale", "divide"} & passes,
         "calculate-per-token-loss": "divide" in passes,

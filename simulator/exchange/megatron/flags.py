@@ -150,6 +150,8 @@ FLAGS: Mapping[str, Flag] = {
     "ddp-average-in-collective": _switch("run.gradient_passes"),
     "calculate-per-token-loss": _switch("run.gradient_passes"),
     "use-precision-aware-optimizer": _switch("run.gradient_passes"),
+    "cross-entropy-loss-fusion": _switch("run.fused_loss"),
+    "cross-entropy-fusion-impl": Flag("text", "native", "run.fused_loss"),
     "optimizer": Flag("text", "adam", "run.optimizer"),
     "sgd-momentum": Flag("number", 0.9, "run.optimizer"),
     "exp-avg-dtype": Flag("text", "fp32", "run.optimizer"),

@@ -48,6 +48,7 @@ def run(draft: Draft, dp: int) -> None:
     _arithmetic(draft)
     _optimizer(draft)
     _gradient_passes(draft)
+    _loss(draft)
     fused = not args["no-gradient-accumulation-fusion"]
     draft.put("run.fused_accumulation", fused, "no-gradient-accumulation-fusion")
     impl = args["transformer-impl"]
@@ -140,6 +141,21 @@ def _gradient_passes(draft: Draft) -> None:
     draft.put(key, [name for name in passes if name], *flags)
     if not args.said(*flags):
         draft.note(key, "Megatron-LM's gradient buffers and fp32 optimizer")
+
+
+def _loss(draft: Draft) -> None:
+    """Set whether the loss is Transformer Engine's; Megatron-LM's own fused one is taken as its
+    unfused one.
+    """
+    args, flags = draft.args, ("cross-entropy-loss-fusion", "cross-entropy-fusion-impl")
+    fuses, impl = (args[flag] for flag in flags)
+    draft.takes(*flags)
+    if impl not in ("native", "te"):
+        args.complain("cross-entropy-fusion-impl", f"{impl!r} is not one of native, te")
+    elif fuses and impl == "native":
+        draft.leave_out("cross-entropy-loss-fusion", "the loss runs as Megatron-LM's unfused one")
+    elif fuses:
+        draft.put("run.fused_loss", True, *flags)
 
 
 def _attention(draft: Draft, impl: str) -> None:

@@ -80,8 +80,6 @@ NOT_MODELLED: Mapping[str, Unmapped] = {
     "no-rope-fusion": Unmapped(_FUSED),
     "no-persist-layer-norm": Unmapped(_FUSED),
     "use-te-activation-func": Unmapped(_FUSED),
-    "cross-entropy-loss-fusion": Unmapped("the loss runs as Megatron-LM's unfused one"),
-    "cross-entropy-fusion-impl": Unmapped("the loss runs as Megatron-LM's unfused one"),
     "fp32-residual-connection": Unmapped("the residual stream has the run's precision"),
     "fp16-lm-cross-entropy": Unmapped("the loss is in fp32"),
     "no-fp8-wgrad": Unmapped("weight gradients are made in fp8"),
