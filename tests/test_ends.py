@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import simulator as sim
 from simulator.describe.model import Model
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
@@ -85,7 +86,18 @@ def test_gradients_of_norms_are_summed_over_tp_where_tokens_are_divided(
 ) -> None:
     plan = {"tp": 2, "sequence_parallel": sequence}
     program = lower(scenario_of(model=llama, plan=plan, run={"gradient_dtype": "fp32"}))
-    last = (program.joint != NONE) & (program.action == ACTION_CODE["REDUCE_GRAD"])
+    last = (program.joint != NONE) & (program.action == ACTION_CODE["OPT"])
     sums = {program.costs[c] for c in np.unique(program.cost[last]).tolist()}
     norms = 4.0 * (2 * llama.num_hidden_layers + 1) * llama.hidden_size
     assert sums == ({Flow("all_reduce", norms)} if sequence else set())
+
+
+# Chunks whose sums over dp wait for the last backward of all: sums over tp stand behind that.
+def test_sums_over_tp_come_after_the_last_backward(scenario_of: ScenarioOf, llama: Model) -> None:
+    plan = {"tp": 2, "sequence_parallel": True, "dp": 2, "pp": 2, "chunks": 2}
+    plan |= {"schedule": "Interleaved1F1B", "grad_overlap": False, "p2p_overlap": False}
+    frame = sim.simulate(scenario_of(model=llama, plan=plan)).to_frame()
+    mine = frame[(frame.step == 1) & (frame["rank"] == 0)]
+    sums = mine[(mine.action == "OPT") & (mine.stream == "tp")]
+    assert len(sums) == 2
+    assert sums.start_s.min() >= mine[mine.action == "B"].end_s.max()

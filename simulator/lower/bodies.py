@@ -307,7 +307,7 @@ def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> Sta
         forward=opening,
         backward=last if every or not buckets else made(backward, behind),
         last=last,
-        reduce=body(_last_sums(s, parts, stage), table),
+        reduce=body(_tied_reduction(s, parts.blocks, stage), table),
         optimizer=body(_update(s, stage, checked), table),
         first=opening,
         input_grad=made(inputs, behind) if inputs else None,
@@ -351,7 +351,7 @@ def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTab
         forward=between,
         backward=later,
         last=body(behind + last[::-1], table),
-        reduce=body(_last_sums(s, parts, stage), table),
+        reduce=body(_tied_reduction(s, parts.blocks, stage), table),
         optimizer=body(_update(s, stage, checked), table),
         first=opening,
         begin=body(behind + begin[::-1], table) if s.plan.no_sync else None,
@@ -437,7 +437,7 @@ def _update(s: Scenario, stage: Stage, checked: int) -> list[Segment]:
     """
     trained = stage_tensors(s, stage)
     copies, held = buffers.copied(s, max(checked, 0), used=trained.params > 0)
-    rows = [*buffers.checked_alone(s, trained), *copies]
+    rows = [*buffers.checked_alone(s, trained), *_sums_over_tp(s, stage), *copies]
     rows += [] if checked == NONE else before_update(s, checked)
     if trained.params:
         work = update_work(s, trained)
@@ -465,15 +465,14 @@ def _weight_casts(s: Scenario, stage: Stage) -> tuple[Kernel, ...]:
     return (weight_cast(e, low, low / own),)
 
 
-def _last_sums(s: Scenario, parts: Tuned, stage: Stage) -> Sequence[Segment]:
-    """Return what sums gradients over ranks that hold the same weights, but those along dp."""
-    rows = [*_tied_reduction(s, parts.blocks, stage)]
-    # each tp rank has the gradient of its own tokens (Megatron-LM's finalize_model_grads)
-    repeated = repeated_parameters(parts, stage) if s.plan.sequence_parallel else 0
-    if repeated:
-        size = float(repeated * s.precision.gradient)
-        rows.insert(0, Segment(Flow("all_reduce", size), TP))
-    return rows
+def _sums_over_tp(s: Scenario, stage: Stage) -> list[Segment]:
+    """Return the sum over tp of gradients of what each of its ranks holds whole, where it divides
+    tokens (Megatron-LM's finalize_model_grads): after all backwards, and sums over dp.
+    """
+    repeated = repeated_parameters(tuned(s), stage) if s.plan.sequence_parallel else 0
+    if not repeated:
+        return []
+    return [Segment(Flow("all_reduce", float(repeated * s.precision.gradient)), TP)]
 
 
 def _tied_reduction(s: Scenario, parts: Blocks, stage: Stage) -> Sequence[Segment]:
