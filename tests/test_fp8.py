@@ -163,7 +163,9 @@ def test_gathered_weights_in_fp8_are_not_cast_in_forward(fp8_of: Any) -> None:
     gathers = {c.bytes for c in lower(s).costs if isinstance(c, Flow) and c.name == "all_gather"}
     assert LINEAR + norms in gathers
     assert static_memory(s)[0].weights == 4 * static_memory(s)[0].params / 2
-    s = fp8_of(plan={"dp": 2, "zero": 3, "low_precision_shard": True}, run={"fp8_weights": True})
+    s = fp8_of(
+        plan={"dp": 2, "zero": 3, "sharding_library": "deepspeed"}, run={"fp8_weights": True}
+    )
     assert static_memory(s)[0].weights == (2 * static_memory(s)[0].params - 4 * LINEAR) / 2
 
 
@@ -177,7 +179,7 @@ def test_weights_in_blocks_lie_both_ways(fp8_of: Any) -> None:
     assert optimizer_kernels(s)["weight cast"].bytes == (2 + 2 * byte) * low
     gathers = [c.bytes for c in lower(s).costs if isinstance(c, Flow) and c.name == "all_gather"]
     assert gathers == [2 * stage.params]
-    plan = {"dp": 2, "zero": 3, "low_precision_shard": True}
+    plan = {"dp": 2, "zero": 3, "sharding_library": "deepspeed"}
     s = fp8_of(plan=plan, run=mx, architecture="blackwell")
     assert static_memory(s)[0].weights == (2 * (stage.params - low) + 2 * byte * low) / 2
     assert optimizer_kernels(s)["weight cast"].bytes == (2 + 2 * byte) * low / 2

@@ -201,15 +201,6 @@ def test_the_host_issues_a_product_as_often_as_short_ones_end() -> None:
     assert each[len(each) // 2] == pytest.approx(ISSUE, rel=0.03)
 
 
-# Power goes with the cube of the clock at a fixed ratio of voltage to clock.
-@pytest.mark.parametrize(("node", "watts"), [("gb200-nvl72", 1200), ("gb300-nvl72", 1400)])
-def test_clocks_of_the_larger_blackwell_parts_follow_from_their_power(
-    node: str, watts: int
-) -> None:
-    b200 = load_node("dgx-b200").device.sustained_clock
-    assert load_node(node).device.sustained_clock == round(b200 * (watts / 1000) ** (1 / 3), 2)
-
-
 @pytest.mark.parametrize(
     ("system", "kernel", "most"),
     [("simumax-a100-pcie", "attention", 0.05), ("simumax-a100-pcie", "product", 0.05),

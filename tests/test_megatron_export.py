@@ -246,6 +246,11 @@ def test_what_megatron_does_not_have_is_refused(name, overrides, sentence):
         ("gpt2-xl-1f1b", {}, "plan.p2p_overlap = true: messages of 1F1B block in Megatron-LM"),
         ("gpt2-xl-ddp", {"plan.first_bucket_size": "1 MB"}, "plan.first_bucket_size = 1000000.0"),
         ("gpt2-xl-1gpu", {"run.compiled": True}, "run.compiled = True"),
+        (
+            "gpt2-xl-ddp",
+            {"plan.zero": 3, "plan.sharding_library": "deepspeed"},
+            "plan.sharding_library = 'deepspeed': its own FSDP shards weights",
+        ),
     ],
 )
 def test_what_no_flag_says_is_said_in_words(name, overrides, sentence):

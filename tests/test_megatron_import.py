@@ -479,19 +479,34 @@ def test_backward_hides_collectives_and_userbuffers_all(flags, overlap):
     assert plan_of(f"{flags} --tensor-model-parallel-size 2").tp_overlap == overlap
 
 
+SHARDS = "--use-megatron-fsdp --data-parallel-sharding-strategy "
+
+
 @pytest.mark.parametrize(
     ("flags", "zero"),
     [
         ("", 0),
         ("--use-distributed-optimizer", 1),
         ("--use-torch-fsdp2 --no-gradient-accumulation-fusion", 3),
-        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", 3),
-        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 2),
+        (f"{SHARDS}optim_grads_params", 3),
+        (f"{SHARDS}optim_grads", 2),
         ("--use-megatron-fsdp", 0),
     ],
 )
 def test_the_stage_of_zero_follows_the_optimizer_and_fsdp(flags, zero):
     assert plan_of(flags).zero == zero
+
+
+@pytest.mark.parametrize(
+    ("flags", "library"),
+    [
+        ("--use-torch-fsdp2 --no-gradient-accumulation-fusion", "fsdp2"),
+        (f"{SHARDS}optim_grads_params", "megatron_fsdp"),
+        (f"{SHARDS}optim_grads", "fsdp2"),
+    ],
+)
+def test_who_shards_weights_follows_the_flag_of_fsdp(flags, library):
+    assert plan_of(flags).sharding_library == library
 
 
 def test_instances_of_the_optimizer_divide_the_ranks():

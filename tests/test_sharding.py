@@ -165,7 +165,7 @@ def test_tied_embeddings_sum_their_shards(scenario_of, zero, share):
         ({"dp": 6, "zero": 3, "dp_shard": 4}, "4 does not divide dp 6; legal are 1, 2, 3, 6"),
         ({"dp": 4, "zero": 2, "reshard_after_forward": False}, "false is for zero 3, not 2"),
         ({"dp": 4, "prefetch": 2}, "prefetch: 2 is for zero 3, not 0"),
-        ({"dp": 4, "zero": 1, "low_precision_shard": True}, "true is for zero 3, not 1"),
+        ({"dp": 4, "zero": 1, "sharding_library": "deepspeed"}, "deepspeed is for zero 3, not 1"),
         ({"dp": 4, "zero": 4}, "4 is not one of 0, 1, 2, 3"),
         ({"dp": 4, "zero": True}, "True is not one of 0, 1, 2, 3"),
         ({"dp": 4, "zero": 3, "prefetch": -1}, "-1 must be at least 0"),
@@ -189,9 +189,72 @@ def test_counts_beyond_a_stage_are_refused(scenario_of, plan, message):
         scenario_of(plan=plan)
 
 
-def test_a_low_precision_shard_of_fp32_weights_is_refused(scenario_of):
-    with pytest.raises(DescriptionError, match="have no low-precision copy"):
-        scenario_of(plan={**FSDP, "low_precision_shard": True}, run={"precision": "fp32"})
+# ---- copies around buffers ----
+
+
+def copies(program, model, layer=1):
+    """Return the bytes that each kernel of copies moves, of one layer, a parameter of it."""
+    params = (num_parameters(model) - 2 * 64 * 128 - 64) / 4  # less embedding, head and norm
+    moved = {}
+    for i in np.flatnonzero((program.layer == layer) & (program.rank == 0)):
+        cost = program.costs[program.cost[i]]
+        for k in getattr(cost, "kernels", ()):
+            if k.name.split()[0] in ("copy", "collection", "division"):
+                moved[k.name] = moved.get(k.name, 0) + k.bytes * k.count
+    return {name: size / params for name, size in moved.items()}
+
+
+# A microbatch. Bytes a parameter: 2 x 2 after each of two gathers; bf16 to fp32 2 + 4; as they are
+# 2 + 2; a division 2 x 4.
+@pytest.mark.parametrize(
+    ("library", "dtype", "each"),
+    [
+        ("fsdp2", "fp32", {"copy of gathered weights": 8, "copy of gradients": 6}),
+        ("fsdp2", None, {"copy of gathered weights": 8, "copy of gradients": 4}),
+        ("fsdp1", None, {"collection of gradients": 4, "division of gradients": 4}),
+        (
+            "fsdp1",
+            "fp32",
+            {
+                "collection of gradients": 4,
+                "copy of gradients": 6,
+                "division of gradients": 8,
+            },
+        ),
+        ("megatron_fsdp", "fp32", {"copy of gradients": 6}),
+        (
+            "deepspeed",
+            None,
+            {
+                "copy of gathered weights": 8,
+                "collection of gradients": 4,
+                "division of gradients": 8,
+            },
+        ),
+    ],
+)
+@pytest.mark.parametrize("detail", ["kernel", "stage"])
+def test_each_library_copies_blocks_around_their_buffers(
+    scenario_of, llama, library, dtype, each, detail
+):
+    run = {**ONE, "gradient_dtype": dtype, "detail": detail}
+    plan = {**FSDP, "sharding_library": library}
+    program = lower(scenario_of(model=llama, batch=4, plan=plan, run=run))
+    assert copies(program, llama) == each
+
+
+def test_products_that_add_to_gradients_spare_megatron_the_copy(scenario_of, llama):
+    run = {**ONE, "gradient_dtype": "fp32", "fused_accumulation": True}
+    plan = {**FSDP, "sharding_library": "megatron_fsdp"}
+    assert copies(lower(scenario_of(model=llama, batch=4, plan=plan, run=run)), llama) == {}
+
+
+# Of 4 microbatches each gathers twice; gradients are copied in fp32, once: 4 + 4.
+def test_gradients_that_add_up_first_are_copied_once_a_step(scenario_of, llama):
+    run = {**ONE, "gradient_dtype": "fp32"}
+    program = lower(scenario_of(model=llama, batch=16, plan={**FSDP, "no_sync": True}, run=run))
+    assert copies(program, llama)["copy of gradients"] == 8
+    assert copies(program, llama)["copy of gathered weights"] == 4 * 8
 
 
 # ---- reports ----
@@ -208,6 +271,7 @@ def test_the_report_says_what_is_sharded_and_what_would_hide_it(scenario_of, lla
     assert "ZeRO-3 over 4 x 2 replicas" in text
     assert "would hide it behind its work" in text
     assert "the shards all-reduced over the replicas" in text
+    assert "FSDP2 copies weights out of what was gathered" in text
     assert "bytes of a parameter on a rank: weight 1, gradient 1, optimizer 2" in memory_text(
         sim.simulate(s), s
     )
@@ -225,8 +289,8 @@ def test_a_plain_plan_reports_nothing_of_shards(scenario_of):
 # DeepSpeed's estimate: fp16 weights 2, fp32 gradients 4, master and moments 12 over 4 GPUs, and
 # weights and gradients of the largest layer in full: (18 x 6805e6 / 4 + 4 x 131e6) / 2^30.
 def test_zero_3_of_6_8_billion_parameters_on_4_gpus_needs_29_gib(scenario_of, llama):
-    s = scenario_of(model=llama, batch=4, plan={**FSDP, "low_precision_shard": True, "prefetch": 0},
-                    run={**ONE, "gradient_dtype": "fp32"})  # fmt: skip
+    plan = {**FSDP, "sharding_library": "deepspeed", "prefetch": 0}
+    s = scenario_of(model=llama, batch=4, plan=plan, run={**ONE, "gradient_dtype": "fp32"})
     program = lower(s)
     (gathered, _), *_ = flows(program, "unshard")
     scattered = flows(program, "reduce")[-1][0]  # the embedding: first gathered, last reduced

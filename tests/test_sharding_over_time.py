@@ -32,8 +32,8 @@ ONE = {"num_steps": 1}
         ({"zero": 2}, "fp32", (2, 1, 3)),
         ({"zero": 3}, None, (1, 1, 2)),
         ({"zero": 3}, "fp32", (1, 1, 2)),
-        ({"zero": 3, "low_precision_shard": True}, "fp32", (0.5, 1, 3)),
-        ({"zero": 3, "low_precision_shard": True}, None, (0.5, 0.5, 3)),
+        ({"zero": 3, "sharding_library": "deepspeed"}, "fp32", (0.5, 1, 3)),
+        ({"zero": 3, "sharding_library": "deepspeed"}, None, (0.5, 0.5, 3)),
     ],
 )
 def test_bytes_of_a_parameter_on_a_rank(scenario_of, plan, gradient, parts):

@@ -20,6 +20,7 @@ from simulator.describe.fields import (
     validate,
 )
 from simulator.describe.network import Edge, Network, edge_problems
+from simulator.describe.power import Power, limit_problems
 from simulator.describe.storage import Storage
 from simulator.errors import DescriptionError, suggestion
 
@@ -76,6 +77,10 @@ class Device:
     """Thermal design power, which computing is taken to draw; needed where energy is counted."""
     idle_power: Watts | None = None
     """What it draws with a context on it and nothing to do; needed where energy is counted."""
+    power: Power | None = None
+    """Where its power goes; needed where `power_limit` is set."""
+    power_limit: Watts | None = None
+    """Limit that is set on the board, at most `tdp`, where that is absent; it lowers the clock."""
     context: Bytes = 500 * 2**20
     """What the driver's context and the code of loaded kernels take of the memory. ASSUMED where a
     file does not state it: no vendor prints it, and it depends on driver and libraries."""
@@ -104,6 +109,11 @@ class Device:
             raise DescriptionError(
                 f"Device.peak: unknown precision {unknown[0]!r}{suggestion(unknown[0], DTYPES)}"
             )
+        known = self.calibration is not None
+        for problem in limit_problems(
+            self.power_limit, self.power, self.tdp, self.memory_bandwidth, known
+        ):
+            raise DescriptionError(f"Device.power_limit: {problem}")
 
     def __hash__(self) -> int:
         return hash((self.name, self.memory, tuple(self.peak.items())))

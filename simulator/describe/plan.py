@@ -12,6 +12,8 @@ from simulator.describe.timing import ScheduleTimes
 from simulator.errors import DescriptionError
 from simulator.schedules.table import copies_of
 
+ShardingLibrary: TypeAlias = Literal["fsdp2", "fsdp1", "megatron_fsdp", "deepspeed"]
+"""What shards weights (zero 3)."""
 Axis: TypeAlias = Literal["dp", "pp", "cp", "tp"]
 
 AXES: tuple[Axis, ...] = ("dp", "pp", "cp", "tp")
@@ -177,11 +179,10 @@ class Plan:
 
     1 is torch FSDP2's implicit prefetching, at most two gathered blocks alive; 0 overlaps nothing.
     """
-    low_precision_shard: bool = False
-    """With zero 3, keep shards of low-precision weights beside the fp32 ones, as DeepSpeed does.
-
-    torch's FSDP does not: it casts the fp32 shards before each gather.
-    """
+    sharding_library: ShardingLibrary = "fsdp2"
+    """With zero 3, whose passes over weights and gradients in full run beside their collectives
+    (`lower.shard_copies`): torch's FSDP2 or FSDP1, Megatron-FSDP, or DeepSpeed. The last two keep
+    shards of low-precision weights beside the fp32 ones; torch's cast these before each gather."""
     no_sync: bool = False
     """With zero 3, reduce gradients in a step's last backward alone: until then each rank adds them
     up in full, in the precision that they are reduced in (as torch.distributed.pipelining does
@@ -352,7 +353,7 @@ class Plan:
                 f"legal are {', '.join(map(str, legal))}"
             )
         for name, plain in (
-            ("reshard_after_forward", True), ("prefetch", 1), ("low_precision_shard", False),
+            ("reshard_after_forward", True), ("prefetch", 1), ("sharding_library", "fsdp2"),
             ("no_sync", False), ("root_holds_ends", False),
         ):  # fmt: skip
             value = getattr(self, name)
@@ -395,6 +396,11 @@ class Plan:
         Ranks along cp are among them, as in Megatron-LM and torchtitan.
         """
         return (self.dp_shard or self.dp) * self.cp if self.zero else 1
+
+    @property
+    def low_precision_shard(self) -> bool:
+        """Whether shards of low-precision weights lie beside the fp32 ones."""
+        return self.sharding_library in ("megatron_fsdp", "deepspeed")
 
     @property
     def edp(self) -> int:

@@ -147,11 +147,6 @@ def _contradictions(s: Scenario) -> Iterator[str]:
         )
     yield from _stale_embedding(model, plan)
     yield from _schedule(s)
-    if plan.low_precision_shard and not s.precision.master:
-        yield (
-            f"plan.low_precision_shard is for mixed precision; weights of run.precision "
-            f"{run.precision!r} have no low-precision copy"
-        )
     yield from _flows_apart(s)
     yield from _offload(s)
     if isinstance(model, Model):

@@ -12,7 +12,7 @@ from simulator.explore.objective import OBJECTIVES
 from simulator.explore.search import Found
 from simulator.explore.space import settings_text
 from simulator.explore.trial import Trial
-from simulator.operate.cost import cost_assumptions
+from simulator.operate.cost import cost_assumptions, drawn
 from simulator.report.summary import OWNERS
 from simulator.report.text import SCHEMA_VERSION, table
 from simulator.units import format_bytes, format_seconds
@@ -227,10 +227,9 @@ def search_assumptions(found: Found) -> list[str]:
         lines += cost_assumptions(priced, None)[1:2]
         c, device = priced.cost, s.cluster.node.device
         assert c is not None
-        assert device.tdp is not None
+        busy, waiting = drawn(device, c)
         lines.append(
-            f"a device draws {device.tdp * c.busy_share:g} W computing, "
-            f"{device.tdp * c.communication_share:g} W while only communication runs, "
+            f"a device draws {busy:g} W computing, {waiting:g} W while only communication runs, "
             f"{device.idle_power:g} W in bubbles"
         )
     if found.objective == "tokens_per_dollar":

@@ -104,7 +104,7 @@ PLAIN: tuple[tuple[str, object, Callable[[Plan], bool]], ...] = (
     ("cp_balance", "zigzag", lambda p: p.cp == 1),
     ("reshard_after_forward", True, lambda p: p.zero != 3),
     ("prefetch", 1, lambda p: p.zero != 3),
-    ("low_precision_shard", False, lambda p: p.zero != 3),
+    ("sharding_library", "fsdp2", lambda p: p.zero != 3),
     ("grad_overlap", True, lambda p: p.replicas == 1 or p.zero > 1),
     ("bucket_size", BUCKET_SIZE, lambda p: p.zero == 3 or not p.grad_overlap),
     ("recompute_again", False, lambda p: p.recompute != "full"),

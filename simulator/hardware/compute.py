@@ -8,6 +8,7 @@ from simulator.hardware.flash import flash_seconds
 from simulator.hardware.gemm import alignment, gemm_slots, written
 from simulator.hardware.grouped import grouped_seconds
 from simulator.hardware.host import host_seconds
+from simulator.hardware.power import clock_left
 from simulator.program import GROUPED, OFF_DEVICE, PRODUCTS, Kernel, Work
 
 BOUNDS = ("compute", "memory", "launch")
@@ -41,7 +42,7 @@ def _arithmetic_seconds(kernel: Kernel, device: Device) -> float:
     if kernel.algorithm in device.fused:
         return flash_seconds(kernel, device)
     efficiency = device.matmul_efficiency_in.get(kernel.dtype, device.matmul_efficiency)
-    rate *= efficiency * device.sustained_clock
+    rate *= efficiency * device.sustained_clock * clock_left(device)
     units = device.compute_units
     if units is None or kernel.algorithm not in PRODUCTS:
         return kernel.flops / rate

@@ -8,6 +8,7 @@ sequence works twice as long as one does on average.
 from __future__ import annotations
 
 from simulator.describe.cluster import Device
+from simulator.hardware.power import clock_left
 from simulator.program import Kernel
 
 LENGTH, DIM, FULL_DIM = 300, 50, 128
@@ -42,6 +43,7 @@ def flash_seconds(kernel: Kernel, device: Device) -> float:
     length, full = queries / (queries + LENGTH), FULL_DIM / (FULL_DIM + DIM)
     width = dim / (dim + DIM) / full if dim <= FULL_DIM else WIDE
     rate = device.peak[kernel.dtype] * device.fused[kernel.algorithm] * length * width
+    rate *= clock_left(device)
     return kernel.flops / rate * (1 + _waiting(kernel, device) / (heads * queries))
 
 

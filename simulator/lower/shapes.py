@@ -94,13 +94,15 @@ def shapes(s: Scenario) -> Shapes:
     alone = s.num_microbatches == 1 or layout(s).updates
     if alone or (s.plan.zero > 1 and s.plan.shards > 1):
         accumulation = "none"  # shards are added, which takes next to nothing
+    gathers = s.plan.zero == 3 and s.plan.shards > 1 and not s.run.fused_accumulation
+    gradient = p.weight if gathers else p.gradient  # copied in what they are reduced in
     return Shapes(
         microbatch_size=s.plan.microbatch_size,
         sequence_length=s.sequence_length,
         tp=s.plan.tp,
         elements=_casting(
             op.Elements(
-                p.activation, p.weight, p.gradient, p.matmul, accumulation,
+                p.activation, p.weight, gradient, p.matmul, accumulation,
                 placeholder=s.run.linear_layers == "megatron",
             ),
             s,

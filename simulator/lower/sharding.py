@@ -11,7 +11,8 @@ a block's gradients are reduced before the block after the next one begins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from simulator.lower.segments import (
     Segment,
     moving,
 )
+from simulator.lower.shard_copies import after_backward, after_gather, before_reduction
 from simulator.lower.tensors import Tensors
 from simulator.program import (
     ACTION_CODE,
@@ -98,8 +100,9 @@ def key(s: Scenario) -> tuple[object, ...]:
     """Return what the bodies of a sharded plan depend on, besides the model and the precision."""
     plan = s.plan
     return (
-        plan.zero, plan.shards, plan.replicas, plan.reshard_after_forward, plan.low_precision_shard,
+        plan.zero, plan.shards, plan.replicas, plan.reshard_after_forward, plan.sharding_library,
         plan.no_sync and s.num_microbatches > 1, plan.root_holds_ends, _turns_around(s),
+        s.precision.gradient, s.run.fused_accumulation,
     )  # fmt: skip
 
 
@@ -197,42 +200,71 @@ def gathering(
     p = s.precision
     full, reduced = float(p.weight * trained), float(p.gradient * trained)
     gather = Segment(Flow("all_gather", size, alloc=Memory(gathered=size)), UNSHARD, place=AHEAD)
-    if not backward:
-        chain = [gather, *_on_work(forward, -1, free=Memory(gathered=size))]
-        return Passes(first=chain, forward=chain, begin=[], backward=[], last=[])
-    sums = _sums(s, trained, full, reduced) if trained else _Sums([], [], [])
+    copy = after_gather(s, size)
 
     def one(chain: list[Segment], gathers: bool, frees: bool) -> list[Segment]:
         chain = _on_work(chain, -1, free=Memory(gathered=size)) if frees else chain
-        return [gather, *chain] if gathers else chain
+        return [gather, *_running(s, chain, first=copy)] if gathers else chain
+
+    if not backward:
+        chain = one(forward, True, True)
+        return Passes(first=chain, forward=chain, begin=[], backward=[], last=[])
+    sums = _sums(s, trained, full, reduced) if trained else (_Sum((), []),) * 3
+
+    def summed(which: int, frees: bool) -> list[Segment]:
+        chain = _running(s, one(backward, stay == BY_USE, frees), last=sums[which].kernels)
+        return chain + sums[which].then
 
     return Passes(
         first=one(forward, True, stay == BY_USE),
         forward=one(forward, stay != BY_STEP, stay == BY_USE),
-        begin=one(backward, stay == BY_USE, stay != BY_STEP) + sums.first,
-        backward=one(backward, stay == BY_USE, stay != BY_STEP) + sums.between,
-        last=one(backward, stay == BY_USE, True) + sums.last,
+        begin=summed(0, stay != BY_STEP),
+        backward=summed(1, stay != BY_STEP),
+        last=summed(2, True),
     )
 
 
-class _Sums(NamedTuple):
-    """What follows a step's first backward of a block, those between, and the last."""
+def _running(
+    s: Scenario, chain: list[Segment], *,
+    first: Sequence[Kernel] = (), last: Sequence[Kernel] = (),
+) -> list[Segment]:  # fmt: skip
+    """Return a chain with more kernels before all of its own, and after; joined but by detail."""
+    if s.run.detail == "kernel":
+        return [*_works(first), *chain, *_works(last)]
+    for which, before, after in ((0, first, ()), (-1, (), last)):
+        if before or after:
+            at = _works_of(chain)[which]
+            work = chain[at].cost
+            assert isinstance(work, Work)
+            more = replace(work, kernels=(*before, *work.kernels, *after))
+            chain = [*chain[:at], chain[at]._replace(cost=more), *chain[at + 1 :]]
+    return chain
 
-    first: list[Segment]
-    between: list[Segment]
-    last: list[Segment]
+
+def _works(kernels: Sequence[Kernel]) -> list[Segment]:
+    return [Segment(Work(kernel.name, (kernel,)), COMPUTE) for kernel in kernels]
 
 
-def _sums(s: Scenario, trained: int, full: float, reduced: float) -> _Sums:
-    """Return how the gradients of a block are summed.
+class _Sum(NamedTuple):
+    """How a backward of a block ends."""
+
+    kernels: tuple[Kernel, ...]
+    """What it still computes."""
+    then: list[Segment]
+
+
+def _sums(s: Scenario, trained: int, full: float, reduced: float) -> tuple[_Sum, _Sum, _Sum]:
+    """Return how the gradients of a block are summed: a step's first ones, those between, the last.
 
     They are as long as weights, `full` bytes in all, until they are copied in the precision they
     are reduced in, `reduced` bytes. With `plan.no_sync` that copy stays, later ones are added to
     it, and the last backward reduces it.
     """
+    p, made = s.precision, after_backward(s, trained)
     if not s.plan.no_sync or s.num_microbatches == 1:
-        each = exchange(s, reduced, longer=reduced - full)
-        return _Sums(each, each, each)
+        kernels = made + before_reduction(s, trained, p.weight)
+        each = _Sum(kernels, exchange(s, reduced, longer=reduced - full))
+        return each, each, each
     name, gone = "gradient accumulation", Memory(unreduced=full)
 
     def work(moved: float, alloc: Memory, free: Memory) -> list[Segment]:
@@ -241,15 +273,21 @@ def _sums(s: Scenario, trained: int, full: float, reduced: float) -> _Sums:
 
     cast = work(full + reduced, Memory(unreduced=reduced), gone) if reduced != full else []
     added = work(full + 2 * reduced, NOTHING, gone)
-    return _Sums(cast, added, added + exchange(s, reduced))
+    ready = added + _works(before_reduction(s, trained, p.gradient))
+    return _Sum(made, cast), _Sum(made, added), _Sum(made, ready + exchange(s, reduced))
 
 
 def _on_work(
     chain: list[Segment], which: int, *, alloc: Memory = NOTHING, free: Memory = NOTHING
 ) -> list[Segment]:
     """Return a chain whose first or last work moves more memory."""
-    at = [i for i, x in enumerate(chain) if isinstance(x.cost, Work) and x.stream == COMPUTE][which]
+    at = _works_of(chain)[which]
     return [*chain[:at], moving(chain[at], alloc, free), *chain[at + 1 :]]
+
+
+def _works_of(chain: Sequence[Segment]) -> list[int]:
+    """Return where the works of a chain stand that a device computes."""
+    return [i for i, x in enumerate(chain) if isinstance(x.cost, Work) and x.stream == COMPUTE]
 
 
 def updated(s: Scenario, update: Work, trained: Tensors, low: int = 0) -> list[Segment]:

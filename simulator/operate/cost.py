@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from simulator.describe.cluster import Device
 from simulator.describe.cost import Cost
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
@@ -73,10 +74,21 @@ def device_power(s: Scenario, cost: Cost, mix: tuple[float, float, float]) -> fl
                 f"cost: {device.name} has no {name}; state it, as cluster.node.device = "
                 f'{{ from = "...", {name} = "{"700 W" if name == "tdp" else "70 W"}" }}'
             )
-    assert device.tdp is not None
     assert device.idle_power is not None
-    watts = (device.tdp * cost.busy_share, device.tdp * cost.communication_share, device.idle_power)
+    watts = (*drawn(device, cost), device.idle_power)
     return sum(share * power for share, power in zip(mix, watts, strict=True))
+
+
+def drawn(device: Device, cost: Cost) -> tuple[float, float]:
+    """Return the watts of a device while it computes, and while only communication runs.
+
+    They are shares of its thermal design power, but no more than a power limit allows.
+    """
+    assert device.tdp is not None
+    busy, communication = device.tdp * cost.busy_share, device.tdp * cost.communication_share
+    if device.power_limit is None:
+        return busy, communication
+    return min(busy, device.power_limit), min(communication, device.power_limit)
 
 
 def bill(
@@ -184,13 +196,12 @@ def cost_assumptions(s: Scenario, result: Result | None) -> list[str]:
     cost = s.cost
     assert cost is not None
     device = s.cluster.node.device
-    assert device.tdp is not None
-    assert device.idle_power is not None
+    busy, waiting = drawn(device, cost)
     work, communication, _ = mix_of(result)
     stated = " (the step's time is stated, so all of it counts as computing)"
     return [
-        f"a device draws {device.tdp * cost.busy_share:g} W computing, {work:.1%} of a step"
-        f"{stated if result is None else ''}, {device.tdp * cost.communication_share:g} W "
+        f"a device draws {busy:g} W computing, {work:.1%} of a step"
+        f"{stated if result is None else ''}, {waiting:g} W "
         f"while only communication runs, {communication:.1%}, and {device.idle_power:g} W idle: "
         "in bubbles, in spare nodes and while the job stands still; time with fewer replicas is "
         "counted as time with all",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from simulator.describe.cluster import Device, Node
 from simulator.describe.scenario import Scenario
 from simulator.hardware.calibration import measured
+from simulator.hardware.power import clock_left
 from simulator.lower.bodies import stage_bodies
 from simulator.program import OFF_DEVICE, Work
 from simulator.units import format_seconds
@@ -33,6 +34,7 @@ def _of_kernels(s: Scenario, node: Node) -> list[str]:
     where = f"on {device.name}: " if s.cluster.is_mixed else ""
     return [
         *(f"{where}{line}" for line in _calibrated(s, device)),
+        *(f"{where}{line}" for line in _limited(device)),
         f"{where}matrix products sustain {_sustained(s, device):.1%} of the "
         f"{s.precision.fastest} peak{TILED[device.compute_units is not None]}, and memory-bound "
         f"kernels {device.memory_efficiency:.1%} of the memory bandwidth, whatever their size",
@@ -65,7 +67,18 @@ def _calibrated(s: Scenario, device: Device) -> list[str]:
     return [f"{named} prices {', '.join(covered)}{rest}"]
 
 
+def _limited(device: Device) -> list[str]:
+    """Return what a power limit leaves of the clock, and of which kernels."""
+    if device.power_limit is None:
+        return []
+    return [
+        f"a limit of {device.power_limit:g} W in place of {device.tdp:g} W leaves "
+        f"{clock_left(device):.1%} of the clock to matrix products and fused attention, from the "
+        "first step on; kernels bound by memory are not slowed"
+    ]
+
+
 def _sustained(s: Scenario, device: Device) -> float:
     """Return the share of the peak that the largest products of most layers reach."""
     share = device.matmul_efficiency_in.get(s.precision.fastest, device.matmul_efficiency)
-    return share * device.sustained_clock
+    return share * device.sustained_clock * clock_left(device)

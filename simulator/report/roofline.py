@@ -17,6 +17,7 @@ from simulator.describe.cluster import Device, Node
 from simulator.describe.placement import kind_of_ranks
 from simulator.errors import DescriptionError
 from simulator.hardware.compute import BOUNDS, work_seconds
+from simulator.hardware.power import clock_left
 from simulator.program import ACTIONS, OFF_DEVICE, Int64, Kernel, Work
 from simulator.report.breakdown import work_category
 
@@ -168,4 +169,5 @@ def _roof(device: Device, dtype: str, products: bool) -> Roof:
     """Return the roof of a precision; kernels that are no matrix product are priced at its peak."""
     peak = device.peak[dtype]
     share = device.matmul_efficiency_in.get(dtype, device.matmul_efficiency)
-    return Roof(dtype, peak, peak * share * device.sustained_clock if products else peak)
+    share *= device.sustained_clock * clock_left(device)
+    return Roof(dtype, peak, peak * share if products else peak)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from simulator.describe.plan import Plan
+from simulator.describe.plan import Plan, ShardingLibrary
 from simulator.hardware.nccl import bus_factor
 from simulator.program import NONE, Flow
 from simulator.report.breakdown import stream_category
@@ -86,6 +87,18 @@ def sharding_lines(result: Result, plan: Plan) -> list[str]:
     return [f"  sharding    a rank sends {sent} a step; {hiding}/s would hide it behind its work"]
 
 
+COPIES: Mapping[ShardingLibrary, str] = {
+    "fsdp2": "FSDP2 copies weights out of what was gathered, and gradients into what is summed",
+    "fsdp1": "FSDP1 puts the gradients of a block together, casts and divides them before they are "
+    "summed",
+    "megatron_fsdp": "Megatron-FSDP copies gradients into what is summed where products do not add "
+    "to them",
+    "deepspeed": "DeepSpeed puts together the weights that were gathered, and twice gradients, "
+    "which it divides, before they are summed",
+}
+"""What each library copies, as `lower.shard_copies` has it."""
+
+
 def sharding_assumptions(plan: Plan, gradient: int) -> list[str]:
     """Return what was assumed of a sharded plan, whose gradients have `gradient` bytes."""
     when: str = {
@@ -114,5 +127,5 @@ def sharding_assumptions(plan: Plan, gradient: int) -> list[str]:
         *out,
         f"embedding, each layer and head gather their weights as a block each, {plan.prefetch} "
         f"block(s) ahead; {kept}",
-        "casts, and copies into and out of buffers of gathered weights, take no time",
+        f"{COPIES[plan.sharding_library]} (plan.sharding_library); casts of shards take no time",
     ]

@@ -185,7 +185,7 @@ def sc21_table2(row: Row) -> Case:
         "recompute": "full",
     }  # fmt: skip
     if row["scheme"] == "ZeRO-3":
-        plan, passes = plan | {"zero": 3}, []
+        plan, passes = plan | {"zero": 3, "sharding_library": "deepspeed"}, []
     else:
         pp, passes = model_parallel // 8, SC21_PASSES[False]
         plan |= {"tp": 8, "pp": pp, "grad_overlap": False, **RANK_ORDER, **blocking(pp, 8)}

@@ -70,10 +70,15 @@ def nemo(row: Row) -> Case:
         run["gradient_passes"] = _buffers(run)
     if row["product"] == "Megatron-Bridge":
         run["fused_loss"] = True  # cross_entropy_fusion_impl of scripts/performance
-    node, size = NODES[row["system"]]
+    system, size = NODES[row["system"]]
+    node: Table = {"from": system}
+    if recipe.is_graph:
+        node["host_launch"] = "0 s"
+    if not recipe.in_switch_reduction:
+        node["link"] = {"in_switch_reduction": False}
     return case(
         batch * sequence / (float(row["tokens_per_s_per_gpu"]) * ranks), model,
-        nodes_of(ranks, {"from": node, "host_launch": "0 s"} if recipe.is_graph else node, size),
+        nodes_of(ranks, node, size),
         plan | recipe.plan, {key: value for key, value in run.items() if value is not None},
     )  # fmt: skip
 

@@ -33,6 +33,8 @@ class Recipe:
     """Whether a CUDA graph holds the whole iteration, so that the host issues no kernel."""
     is_overlapped: bool = False
     """Whether experts' exchanges run beside another microbatch (`moe_a2a_overlap`)."""
+    in_switch_reduction: bool = True
+    """Whether NCCL may reduce in switches (`NCCL_NVLS_ENABLE`)."""
 
 
 class Key(NamedTuple):
@@ -66,12 +68,17 @@ have."""
 def _launcher(commit: str, path: str, bucket: int, gradients: str | None = None) -> Recipe:
     """Return a recipe of the launcher: no recomputation, buckets of so many MB.
 
-    Where `grad_sync_dtype` is absent, NeMo's distributed_fused_adam sums in its own fp32.
+    Where `grad_sync_dtype` is absent, NeMo's distributed_fused_adam sums in its own fp32. What the
+    launcher sets for every job stands in its launcher_scripts/conf/config.yaml, which at
+    01d0773863a5 (container 24.03.01) has `NVTE_FUSED_ATTN: 0 # Disable cudnn FA until we've tested
+    it more`, so that Transformer Engine takes FlashAttention-2, and `NCCL_NVLS_ENABLE: 0`; pull
+    request 422 of 2024-08-29, "enable fused attention", came after 24.07.
     """
     return Recipe(
         source=f"NVIDIA/NeMo-Framework-Launcher@{commit}:launcher_scripts/conf/training/{path}",
-        run={"gradient_dtype": gradients, **FUSED},
+        run={"gradient_dtype": gradients, "attention": "flash2", **FUSED},
         bucket=f"{bucket} MB",
+        in_switch_reduction=False,
     )
 
 
@@ -121,7 +128,7 @@ def _fsdp(commit: str, path: str, *, offload: int | None = None, fused: bool = F
     main_weight_buffer), and gathers two blocks at most (`fsdp_double_buffer`). `fused`: where
     `gradient_accumulation_fusion` is not switched off.
     """
-    plan: Table = {"low_precision_shard": True}
+    plan: Table = {"sharding_library": "megatron_fsdp"}
     if offload is not None:
         plan |= {"offload_activations": True, "offload_layers": offload}
     return _bridge(commit, path, plan=plan, run=None if fused else {"fused_accumulation": False})

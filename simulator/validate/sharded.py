@@ -48,7 +48,8 @@ def mosaic(row: Row) -> Case:
     no_dropout = {f"{place}_dropout": 0.0 for place in ("embedding", "hidden", "attention")}
     tokens = int(row["global_batch_seqs"]) * sequence
     plan = {
-        "dp": ranks, "zero": 3, "microbatch_size": int(row["micro_batch"]),
+        "dp": ranks, "zero": 3, "sharding_library": "fsdp1",
+        "microbatch_size": int(row["micro_batch"]),
         "reshard_after_forward": row["sharding_strategy"] == "FULL_SHARD",
         "recompute": "full" if row["act_ckpt"] == "True" else "none",
     }  # fmt: skip
@@ -66,18 +67,11 @@ def mosaic(row: Row) -> Case:
 
 # --- torchtitan -------------------------------------------------------------------------------
 
-POWER_LIMIT = (500 / 700) ** (1 / 3)
-"""Clock that a limit of 500 W leaves of that at 700 W: 0.894. Dynamic power goes with f V^2, and V
-with f: the clock goes with the cube root."""
-
-H100_CLOCK = 0.93
-"""`sustained_clock` of the H100 in the catalogue, at 700 W."""
-
 GRAND_TETON = {
     "from": "dgx-h100",
     "device": {
         "from": "h100-sxm5-80gb", "memory": "96 GB", "memory_bandwidth": "2400 GB/s",
-        "sustained_clock": H100_CLOCK * POWER_LIMIT,
+        "power_limit": "500 W",
     },
 }  # fmt: skip
 """H100 of 500 W with 96 GB of HBM2e at 2.4 TB/s, 400 Gb/s of RDMA each."""

@@ -268,8 +268,8 @@ SOURCES = (
         build=sharded.torchtitan_step,
         assumed=(
             "FlashAttention-2 (torch's); gradients reduced in fp32",
-            "the limit of 500 W in place of 700 W leaves 0.894 of the clock: the cube root, since "
-            "dynamic power goes with f V^2 and V with f; attention and memory are not slowed",
+            "the limit of 500 W in place of 700 W leaves 0.70 of the clock to products and fused "
+            "attention, since 700 W lie below the knee of voltage; memory is not slowed",
             "layers run as torchtitan's Llama is written (run.layer_code); torch.compile makes one "
             "kernel of a residual sum and the norm after it and finds scales of fp8 as tensors are "
             "written; without it norms and the gate are a kernel for each term",
@@ -317,6 +317,9 @@ SOURCES = (
             "(moe_a2a_overlap), CUDA graphs of parts of a layer",
             "fp8 scales by earlier steps in NeMo (its default), by a tensor's own values or those "
             "of 32 elements (MXFP8, FP8-MX) in Megatron-Bridge; attention and head in bf16",
+            "attention is cuDNN's, but FlashAttention-2's in NeMo's runs of 2024, whose launcher "
+            "switched cuDNN's off (NVTE_FUSED_ATTN=0), and in Automodel, which calls torch's; "
+            "that launcher also kept NCCL from reducing in switches (NCCL_NVLS_ENABLE=0)",
             "DeepSeek-V3 with its further layer, as recipes have it, but in 25.11, where the "
             "summary says so",
             "tensor-parallel collectives of layers run beside products (tp_comm_overlap)",

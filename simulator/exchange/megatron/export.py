@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simulator.describe.model import Model
+from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
 from simulator.errors import DescriptionError
 from simulator.exchange.megatron.model import LATENT, NORMS, POSITIONS
@@ -38,7 +39,7 @@ _SAID = {
     "plan": {
         "dp", "tp", "pp", "cp", "cp_style", "ep", "etp", "schedule", "chunks", "microbatch_size",
         "layers_per_stage", "layout", "stage_cut", "microbatch_group", *OF_LAYERS.values(),
-        "order", "bucket_size", "grad_overlap", "zero", "dp_shard",
+        "order", "bucket_size", "grad_overlap", "zero", "dp_shard", "sharding_library",
         "reshard_after_forward", "offload_optimizer", "offload_activations", "recompute",
         "offload_layers", "recompute_layers", "recompute_modules", "sequence_parallel",
         "p2p_overlap", "tp_overlap", "expert_capacity", "expert_padding", "expert_dispatch",
@@ -105,6 +106,9 @@ def unsaid(scenario: Scenario) -> list[str]:
          "messages of 1F1B block in Megatron-LM"),
         (f"plan.tp_overlap = '{plan.tp_overlap}'", plan.tp > 1 and plan.tp_overlap == "none",
          "its backward hides collectives behind products"),
+        (f"plan.sharding_library = '{plan.sharding_library}'",
+         plan.zero == 3 and not _is_torch_fsdp(plan) and plan.sharding_library != "megatron_fsdp",
+         "its own FSDP shards weights"),
         (f"plan.order = {list(plan.order)}", plan.order[-1] != "tp", "tp is innermost"),
         (f"run.attention = '{run.attention}'", run.attention in ("flash1", "flash2"),
          "it takes the library's best kernels"),
@@ -269,10 +273,15 @@ def _listed(plan: Any) -> bool:
     return plan.pp > 1 and (named or plan.stage_cut != "uniform")
 
 
+def _is_torch_fsdp(plan: Plan) -> bool:
+    """Return whether torch's FSDP2 shards weights; Megatron-LM has it without pipelines only."""
+    return plan.zero == 3 and plan.sharding_library == "fsdp2" and plan.pp == 1
+
+
 def _data(s: Scenario) -> dict[str, Any]:
     """Return the flags of the data-parallel ranks: what they divide, and when they reduce it."""
     plan = s.plan
-    torch_fsdp = plan.zero == 3 and not plan.reshard_after_forward
+    torch_fsdp = _is_torch_fsdp(plan)
     fsdp = plan.zero > 1 and not torch_fsdp
     buckets = plan.replicas > 1 and plan.grad_overlap and plan.zero < 3
     gradient = s.precision.gradient
@@ -283,7 +292,7 @@ def _data(s: Scenario) -> dict[str, Any]:
         "data-parallel-sharding-strategy": _inverse(SHARDING)[plan.zero] if fsdp else None,
         "ckpt-format": "fsdp_dtensor" if fsdp else None,
         "use-torch-fsdp2": torch_fsdp,
-        "torch-fsdp2-no-reshard-after-forward": torch_fsdp,
+        "torch-fsdp2-no-reshard-after-forward": torch_fsdp and not plan.reshard_after_forward,
         "num-distributed-optimizer-instances": instances if instances > 1 else None,
         "overlap-grad-reduce": buckets,
         "ddp-bucket-size": max(1, round(plan.bucket_size / gradient)) if buckets else None,

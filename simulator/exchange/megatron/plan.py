@@ -182,6 +182,8 @@ def _shards(draft: Draft, dp: int) -> None:
                 "num-distributed-optimizer-instances",
                 "torch-fsdp2-no-reshard-after-forward")  # fmt: skip
     draft.put("plan.zero", stage, *flags)
+    if stage == 3 and not args["use-torch-fsdp2"]:
+        draft.put("plan.sharding_library", "megatron_fsdp", *flags)
     instances = args["num-distributed-optimizer-instances"]
     if stage and instances > 1:
         if dp % instances:
