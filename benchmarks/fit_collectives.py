@@ -18,7 +18,8 @@ from simulator.report import collectives
 CAP = 0.3
 STEPS = {
     "launch_us": 2.0, "hopper": 0.01, "blackwell": 0.01, "nvls_fill": 0.3, "net_ll_share": 0.1,
-    "copy_gbs": 100.0, "a100_efficiency": 0.01, "host_launch_us": 0.5,
+    "copy_gbs": 100.0, "parts_share": 0.02, "pairs_share": 0.02, "a100_efficiency": 0.01,
+    "host_launch_us": 0.5,
 }  # fmt: skip
 
 SYSTEMS = dict(collectives.systems())
@@ -31,6 +32,7 @@ def start() -> dict[str, float]:
         "launch_us": rates.launch_us, "hopper": rates.nvls_share["hopper"],
         "blackwell": rates.nvls_share["blackwell"], "nvls_fill": rates.nvls_fill,
         "net_ll_share": rates.net_ll_share, "copy_gbs": rates.local_copy_gbs["ampere"],
+        "parts_share": rates.parts_share["hopper"], "pairs_share": rates.pairs_share["hopper"],
         "a100_efficiency": a100.efficiency, "host_launch_us": collectives.HOST_LAUNCH_US,
     }  # fmt: skip
 
@@ -45,6 +47,8 @@ def assume(x: dict[str, float]) -> None:
         nvls_fill=x["nvls_fill"],
         net_ll_share=x["net_ll_share"],
         local_copy_gbs=dict.fromkeys(("volta", "ampere"), x["copy_gbs"]),
+        parts_share=dict.fromkeys(("hopper", "blackwell"), x["parts_share"]),
+        pairs_share=dict.fromkeys(("hopper", "blackwell"), x["pairs_share"]),
     )
     collectives.HOST_LAUNCH_US = x["host_launch_us"]
     for name, system in SYSTEMS.items():

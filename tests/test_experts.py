@@ -33,7 +33,7 @@ from simulator.lower.memory import static_memory
 from simulator.lower.operators import Along
 from simulator.lower.routing import waiting, waits
 from simulator.lower.shapes import Routing, shapes
-from simulator.program import Flow, Kernel, Work
+from simulator.program import ACTION_CODE, NONE, Flow, Kernel, Work
 
 
 def model_of(name: str, **changes: object) -> Model:
@@ -325,16 +325,19 @@ def test_divided_experts_gather_each_others_tokens(scenario_of) -> None:
     assert back == Along(Flow("reduce_scatter", 2 * 32 * 64 * 2.0), "etp")
 
 
-# Each tp rank routes half of the tokens: the router's gradient, 64 x 8 x 2 bytes a layer, is a sum.
+# Each tp rank routes half of the tokens: the router's gradient, 64 x 8 x 2 bytes a layer, is a sum,
+# and so are those of nine norms.
 def test_gradients_of_routers_are_summed_over_tensor_parallel_ranks(scenario_of) -> None:
     plan = {"tp": 2, "ep": 2, "sequence_parallel": True}
     program = lower(scenario_of(model=TINY, plan=plan, run={"num_steps": 1})).flat
     sums = [
         program.costs[program.cost[op]].bytes
         for op in range(len(program.rank))
-        if program.label(op).split()[0].endswith("REDUCE_GRAD") and program.rank[op] == 0
+        if program.action[op] == ACTION_CODE["OPT"]
+        and program.joint[op] != NONE
+        and program.rank[op] == 0
     ]
-    assert sums == [4 * 64 * 8 * 2.0]
+    assert sums == [4 * 64 * 8 * 2.0 + 9 * 64 * 2]
 
 
 # 6 FLOPs a weight that a token meets, and attention; whatever is dropped or lies elsewhere.

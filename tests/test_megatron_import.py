@@ -280,7 +280,7 @@ def test_fused_routing_is_read(flags, fusion):
 def test_what_moves_times_and_is_not_modelled_is_listed_with_what_is_taken():
     listed = import_megatron(LLAMA3_8B, node="dgx-h100").not_modelled
     assert [sentence.partition(":")[0] for sentence in listed] == [
-        "--overlap-param-gather", "--cross-entropy-loss-fusion", "--empty-unused-memory-level 1",
+        "--cross-entropy-loss-fusion", "--overlap-param-gather", "--empty-unused-memory-level 1",
     ]  # fmt: skip
 
 
@@ -820,3 +820,29 @@ def test_what_a_flag_becomes_are_keys_that_there_are():
         for section, key in re.findall(r"(plan|run)\.(\w+)", flag.becomes):
             fields = {field.name for field in dataclasses.fields(known[section])}
             assert key in fields, f"--{name}: {section}.{key}"
+
+
+# --- gradient buffers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "passes"),
+    [
+        ("--bf16", ("clear", "check", "scale", "copy")),
+        ("--bf16 --no-check-for-nan-in-loss-and-grad", ("clear", "scale", "copy")),
+        ("--bf16 --ddp-average-in-collective", ("clear", "check", "copy")),
+        ("--bf16 --calculate-per-token-loss", ("clear", "check", "divide", "copy")),
+        ("--bf16 --use-precision-aware-optimizer", ("clear", "check", "scale")),
+        ("--DDP-impl torch", ()),
+        ("--bf16 --use-torch-fsdp2", ()),
+    ],
+)
+def test_flags_say_what_passes_over_gradient_buffers_there_are(more, passes):
+    assert scenario(more).run.gradient_passes == passes
+
+
+@pytest.mark.parametrize(("impl", "fused"), [("te", True), ("native", False)])
+def test_the_loss_of_transformer_engine_is_told_from_megatrons(impl, fused):
+    read_ = read(f"--bf16 --cross-entropy-loss-fusion --cross-entropy-fusion-impl {impl}")
+    assert read_.scenario.run.fused_loss is fused
+    assert any("cross-entropy-loss-fusion" in line for line in read_.not_modelled) is not fused

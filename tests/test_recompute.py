@@ -96,7 +96,8 @@ def test_only_the_first_layers_recompute_where_their_number_is_given(
 # Megatron-LM with sequence parallelism: a layer gathers twice forward and reduce-scatters twice;
 # backward gathers the two outputs' gradients and the two inputs again, reduce-scatters twice. The
 # embedding is reduce-scattered (and its gradient gathered); the head's input gathered, again in
-# backward, its gradient reduce-scattered. 4 layers, 4 microbatches, 2 bytes * 32 * 64.
+# backward, its gradient reduce-scattered. 4 layers, 4 microbatches, 2 bytes * 32 * 64. Gradients of
+# nine norms, a weight and a bias of 64 each, are summed once a step.
 def test_sequence_parallelism_gathers_and_scatters_in_place_of_all_reduces(
     scenario_of: ScenarioOf,
 ) -> None:
@@ -106,6 +107,7 @@ def test_sequence_parallelism_gathers_and_scatters_in_place_of_all_reduces(
         ("all_gather", size): 4 * (4 * (2 + 2 + 2) + 1 + 2),
         ("reduce_scatter", size): 4 * (4 * (2 + 2) + 1 + 1),
         ("all_reduce", 4.0 * 32): 4 * 3,
+        ("all_reduce", 2.0 * (2 * 4 + 1) * 2 * 64): 1,
     }
 
 

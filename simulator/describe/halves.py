@@ -111,6 +111,7 @@ def _after_every_microbatch(
         (plan.offload_activations, "plan.offload_activations", "leave it out"),
         (not plan.grad_overlap, "plan.grad_overlap false", "leave it out"),
         (run.clip_grad, "run.clip_grad", "leave it out"),
+        (bool(run.gradient_passes), "run.gradient_passes", "leave them out"),
         (run.scales_loss, "loss scaling", 'set run.precision = "bf16" or run.loss_scaling = false'),
         (
             model.tie_word_embeddings and plan.pp > 1, f"{model.name}'s tied embedding",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from simulator.describe.fields import Count, Natural, Probability, Range, Seconds, validate
 from simulator.describe.optimizer import OptimizerName
@@ -32,6 +32,8 @@ class Precision:
 
 
 FP32_BYTES = 4
+
+GradientPass: TypeAlias = Literal["clear", "check", "scale", "divide", "copy"]
 
 PRECISIONS = {
     "fp32": Precision("fp32", 4, 4, 4, 0),
@@ -101,6 +103,13 @@ class Run:
     clip_grad: bool = False
     """Whether gradients are scaled down to a global norm: a pass over them, sums of one number over
     the ranks that hold different ones, and a pass that scales (torch's `clip_grad_norm_`)."""
+    gradient_passes: tuple[GradientPass, ...] = ()
+    """Passes over the buffers in which Megatron-LM has a rank's gradients, once a step: `clear`
+    writes zeros; `check` takes a norm before they are summed (its
+    --check-for-nan-in-loss-and-grad, on since 2023); `scale` multiplies by one over the ranks that
+    sum them, where there are several (without --ddp-average-in-collective), `divide` also where
+    there is one (until 2023); `copy` has the optimizer work on fp32 alone, gradients copied to it
+    and weights out of it by kernels of their own. torch has none of them."""
     loss_scaling: bool | None = None
     """Whether gradients are divided by the loss's scale and searched for overflow before the
     update, in a pass over them and sums of one number (Micikevicius et al., 2018, section 3.2); so
@@ -138,6 +147,10 @@ class Run:
     """Whether the fp32 logits become the probabilities and their gradient where they lie, as in
     Megatron-LM; else each is a tensor of its own, as in torch's eager `cross_entropy` and, with
     logits divided over tp, its `loss_parallel`."""
+    fused_loss: bool = False
+    """Whether the loss is Transformer Engine's kernels (Megatron-LM's --cross-entropy-loss-fusion
+    with --cross-entropy-fusion-impl te): the logits are read twice and the gradient is written in
+    fp32, where Megatron-LM's own passes over them a kernel at a time."""
     compiled_loss: bool = False
     """Whether the loss is compiled (torch.compile), whatever `loss_in_place` says: it keeps the
     logits as they are and writes nothing in fp32."""

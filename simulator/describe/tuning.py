@@ -28,6 +28,15 @@ def run_contradictions(run: Run) -> Iterator[str]:
             f"Run.loss_scaling: true is for precision 'fp16'; gradients of {run.precision!r} do "
             "not underflow; leave it out"
         )
+    if len(set(run.gradient_passes)) < len(run.gradient_passes):
+        yield f"Run.gradient_passes: {list(run.gradient_passes)} must name each once"
+    if run.fused_loss and run.compiled_loss:
+        yield "Run.fused_loss: true, and so is compiled_loss; the loss runs in one way alone"
+    if {"scale", "divide"} <= set(run.gradient_passes):
+        yield (
+            "Run.gradient_passes: 'scale' and 'divide' are the same pass, of newer and of older "
+            "versions; leave one of them out"
+        )
     if run.lora_rank is None:
         for name, plain in (("lora_targets", LORA_TARGETS), ("base_weights", None)):
             if getattr(run, name) != plain:
@@ -81,6 +90,11 @@ def contradictions(model: Model | ResNet | LayerList, plan: Plan, run: Run) -> I
             f"run.frozen_layers {frozen} with plan.chunks {plan.chunks} and plan.p2p_overlap "
             "false: chunks whose backward is nothing send nothing, and a rank would wait for them; "
             "set plan.p2p_overlap = true"
+        )
+    if run.gradient_passes and plan.zero > 1:
+        yield (
+            f"run.gradient_passes {list(run.gradient_passes)} are over gradients that a rank holds "
+            f"in full, and plan.zero {plan.zero} divides them; leave them out"
         )
     rule = OPTIMIZERS[run.optimizer]
     if (rule.factored or rule.orthogonal) and plan.zero and plan.shards > 1:

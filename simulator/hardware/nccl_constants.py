@@ -110,6 +110,11 @@ class Rates:
     local_copy_gbs: Mapping[str, float]
     """Rate at which a rank copies its own size/n bytes, the one step that crosses no link (the last
     of an all-reduce, the first of an all-gather); free where absent."""
+    parts_share: Mapping[str, float]
+    """Share of the links' rate that a Simple ring of a gather or a scatter reaches in a node, where
+    one of an all-reduce reaches all of it; 1 where absent."""
+    pairs_share: Mapping[str, float]
+    """Share of it that an all-to-all reaches in a node; 1 where absent."""
 
 
 PLANNED = Rates(
@@ -118,6 +123,8 @@ PLANNED = Rates(
     nvls_fill=0.0,
     net_ll_share=1.0,
     local_copy_gbs={},
+    parts_share={},
+    pairs_share={},
 )
 """NCCL's own, by which it chooses (nvlsEfficiency; the rest it does not model)."""
 
@@ -127,6 +134,8 @@ ACHIEVED = Rates(
     nvls_fill=1.375,
     net_ll_share=0.7375,
     local_copy_gbs={"volta": 600.0, "ampere": 600.0},
+    parts_share={"hopper": 0.965, "blackwell": 0.965},
+    pairs_share={"hopper": 0.925, "blackwell": 0.925},
 )
 """Fitted by `python -m benchmarks.fit_collectives` on the fit half of `topologies/measured`. The
 copy is why 2 A100 reach less busbw than 8; on Hopper 4 reach what 8 do, so it is left out there."""

@@ -80,6 +80,8 @@ STEPS: Mapping[str, Callable[[int], int]] = {
 }
 """Steps of a ring."""
 
+PARTS = ("all_gather", "reduce_scatter")
+
 
 def _hardware(kind: str, algorithm: str, protocol: str) -> float:
     return nccl.HARDWARE_LATENCY_US[kind][algorithm][nccl.PROTOCOLS.index(protocol)] * US
@@ -103,7 +105,9 @@ def ring(collective: str, size: float, g: Group, protocol: str, rates: Rates) ->
     """Seconds of a ring; a message of n parts goes round in `STEPS`."""
     steps, n = STEPS[collective](g.ranks), g.ranks
     bus = min(g.inside, g.crossing)
-    if protocol == "LL":
+    if protocol == "SIMPLE" and collective in PARTS:
+        bus = min(g.inside * rates.parts_share.get(g.architecture, 1.0), g.crossing)
+    elif protocol == "LL":
         bus = _net_share(g, rates) * min(bus / 2, nccl.LL_MAX_GBS[g.architecture][g.scale] * GBS)
     elif protocol == "LL128":
         most = nccl.RING_LL128_CHANNEL_GBS[g.architecture][g.scale] * GBS
@@ -212,10 +216,11 @@ def pairwise(_collective: str, size: float, g: Group, protocol: str, rates: Rate
     if g.nodes > 1:
         latency += (g.ranks - g.per_node) * 3 * nccl.NET_OVERHEAD_US * US
         latency += _step_between(g, "RING", protocol)
+    intra = g.inside * rates.pairs_share.get(g.architecture, 1.0)
     return (
         latency
         + _own_copy(size, g, rates)
-        + all_to_all_seconds(size, g.ranks, g.per_node, intra=g.inside, inter=g.inter / g.per_node)
+        + all_to_all_seconds(size, g.ranks, g.per_node, intra=intra, inter=g.inter / g.per_node)
     )
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.describe.scenario import Scenario
-from simulator.lower import offload, sharding
+from simulator.lower import buffers, offload, sharding
 from simulator.lower.blocks import Block, Blocks
 from simulator.lower.clipping import before_update
 from simulator.lower.optimizers import update_work
@@ -40,11 +40,10 @@ from simulator.lower.segments import (
 from simulator.lower.shapes import shapes
 from simulator.lower.trainable import (
     Stage,
-    Tuned,
     Tuning,
     embedding_weight,
     low_weights,
-    repeated_matrices,
+    repeated_parameters,
     shares_embedding,
     stage_tensors,
     stages,
@@ -215,7 +214,8 @@ def stage_bodies(s: Scenario) -> Bodies:
     key = (
         s.model, shapes(s), s.layers_per_stage, s.run.precision, s.run.optimizer, s.run.detail,
         Tuning.of(s.run), s.run.frozen_layers, s.run.fused_optimizer, s.run.clip_grad,
-        s.run.scales_loss, s.plan.pp, "bf16" in s.cluster.node.device.peak,
+        s.run.scales_loss, s.run.gradient_passes, s.plan.dp * s.plan.cp > 1, s.plan.pp,
+        "bf16" in s.cluster.node.device.peak,
         s.plan.recompute, s.plan.recompute_layers, s.plan.recompute_again, s.plan.scatter_gather,
         s.plan.post_validation, s.run.layer_code, layout(s),
         (s.plan.buckets, tuple(_exchange(s, 0.0))) if is_summed(s) else None,
@@ -238,7 +238,7 @@ def _places(s: Scenario, table: CostTable) -> list[StageBodies]:
     made: dict[tuple[Stage, int], StageBodies] = {}
     one_stage = _one_gathering_stage if sharding.is_gathering(s) else _one_stage
     every, out = stages(s), []
-    checks = s.run.clip_grad or s.run.scales_loss
+    checks = s.run.clip_grad or s.run.scales_loss or buffers.is_copying(s)
     for held in layout(s).stages:
         # gradients of all that a rank trains are looked at before its first update
         params = (
@@ -276,6 +276,8 @@ def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> Sta
         _wait_for_weights(inputs, parts.blocks.embedding)
     dense, experts = is_summed(s), sharding.sums_experts(s)
     buckets = s.plan.buckets if dense or experts else ()
+    dense_sum = buffers.checking(s, partial(_exchange, s))
+    expert_sum = buffers.checking(s, partial(sharding.expert_exchange, s))
     every = s.plan.shards > 1 and s.plan.zero > 1  # gradients are never held in full
     ahead, behind = _arrival(s, not stage.is_first), _arrival(s, not stage.is_last)
     is_coarse = (
@@ -294,8 +296,8 @@ def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> Sta
         if is_coarse and not experts and not has_flows(chain):
             chain = joined(chain, buckets)
         return body(
-            [*before, *chain], table, buckets, partial(_exchange, s) if dense else None,
-            partial(sharding.expert_exchange, s) if experts else None,
+            [*before, *chain], table, buckets, dense_sum if dense else None,
+            expert_sum if experts else None,
         )  # fmt: skip
 
     opening, last = made(forward, ahead), closing(backward, behind)
@@ -303,7 +305,7 @@ def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> Sta
         forward=opening,
         backward=last if every or not buckets else made(backward, behind),
         last=last,
-        reduce=body(_last_sums(s, parts, stage), table),
+        reduce=body(_tied_reduction(s, parts.blocks, stage), table),
         optimizer=body(_update(s, stage, checked), table),
         first=opening,
         input_grad=made(inputs, behind) if inputs else None,
@@ -348,7 +350,7 @@ def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTab
         forward=between,
         backward=later,
         last=body(behind + last[::-1], table),
-        reduce=body(_last_sums(s, parts, stage), table),
+        reduce=body(_tied_reduction(s, parts.blocks, stage), table),
         optimizer=body(_update(s, stage, checked), table),
         first=opening,
         begin=body(behind + begin[::-1], table) if s.plan.no_sync else None,
@@ -413,16 +415,20 @@ def _update(s: Scenario, stage: Stage, checked: int) -> list[Segment]:
     Before it, where so many gradients are `checked`, comes what looks at them.
     Weights in fp8 that are held in full are cast then, for all microbatches of the next step.
     """
-    rows = [] if checked == NONE else before_update(s, checked)
     trained = stage_tensors(s, stage)
+    copies, held = buffers.copied(s, max(checked, 0), used=trained.params > 0)
+    rows = [*buffers.checked_alone(s, trained), *_sums_over_tp(s, stage), *copies]
+    rows += [] if checked == NONE else before_update(s, checked)
     if trained.params:
         work = update_work(s, trained)
         low, casts = low_weights(s, stage), _weight_casts(s, stage)
         if s.plan.offload_optimizer:
-            return rows + offload.updated(s, work, trained, casts)
-        low = low if s.run.fp8_weights and not shapes(s).elements.directed else 0
-        rows += sharding.updated(s, replace(work, kernels=work.kernels + casts), trained, low)
-    return rows
+            rows += offload.updated(s, work, trained, casts)
+        else:
+            low = low if s.run.fp8_weights and not shapes(s).elements.directed else 0
+            work = replace(work, kernels=work.kernels + casts, free=held)
+            rows += sharding.updated(s, work, trained, low)
+    return [*rows, *buffers.cleared(s, trained)]
 
 
 def _weight_casts(s: Scenario, stage: Stage) -> tuple[Kernel, ...]:
@@ -439,15 +445,14 @@ def _weight_casts(s: Scenario, stage: Stage) -> tuple[Kernel, ...]:
     return (weight_cast(e, low, low / own),)
 
 
-def _last_sums(s: Scenario, parts: Tuned, stage: Stage) -> Sequence[Segment]:
-    """Return what sums gradients over ranks that hold the same weights, but those along dp."""
-    rows = [*_tied_reduction(s, parts.blocks, stage)]
-    # each tp rank has the gradient of its own tokens
-    repeated = repeated_matrices(parts, stage) if s.plan.sequence_parallel else 0
-    if repeated:
-        size = float(repeated * s.precision.gradient)
-        rows.insert(0, Segment(Flow("all_reduce", size), TP))
-    return rows
+def _sums_over_tp(s: Scenario, stage: Stage) -> list[Segment]:
+    """Return the sum over tp of gradients of what each of its ranks holds whole, where it divides
+    tokens (Megatron-LM's finalize_model_grads): after all backwards, and sums over dp.
+    """
+    repeated = repeated_parameters(tuned(s), stage) if s.plan.sequence_parallel else 0
+    if not repeated:
+        return []
+    return [Segment(Flow("all_reduce", float(repeated * s.precision.gradient)), TP)]
 
 
 def _tied_reduction(s: Scenario, parts: Blocks, stage: Stage) -> Sequence[Segment]:

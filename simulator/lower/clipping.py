@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.describe.scenario import Scenario
+from simulator.lower.buffers import gradient_bytes
 from simulator.lower.operators import FP32
 from simulator.lower.segments import (
     COMPUTE,
@@ -30,7 +31,6 @@ from simulator.lower.segments import (
     TP,
     Segment,
 )
-from simulator.lower.sharding import held_bytes
 from simulator.program import ACTION_CODE, NONE, Flow, Int8, Int16, Int32, Kernel, Work
 
 
@@ -40,7 +40,7 @@ def before_update(s: Scenario, count: int) -> list[Segment]:
     Unscaling reads and writes each gradient, the norm reads them, clipping reads and writes them
     again: torch clips whether or not the norm is too large, without asking the device.
     """
-    size = float(held_bytes(s).gradient * count)
+    size = float(gradient_bytes(s) * count)
 
     def kernel(name: str, times: int, flops: int) -> list[Segment]:
         if not count:

@@ -292,10 +292,14 @@ def _head(model: Model, x: Shapes) -> tuple[Operator, ...]:
     if x.tp == 1:
         return (*before, logits, *bias, loss, *after)
     # Megatron's vocabulary-parallel loss sums three fp32 numbers a token over the ranks:
-    # the maximum, the target's logit and the sum of exponentials.
+    # the maximum, the target's logit and the sum of exponentials. Transformer Engine gathers them.
     number = Operator(name="loss sum", forward=(Flow("all_reduce", float(op.FP32 * rows)),))
+    sums: tuple[Operator, ...] = (number, number, number)
+    if x.loss == "transformer_engine":
+        numbers = Flow("all_gather", float(3 * op.FP32 * rows * x.tp))
+        sums = (Operator(name="loss gather", forward=(numbers,)),)
     product = entrance(x, h, logits, rows)
-    return (*before, *product, *bias, number, number, number, loss, *after)
+    return (*before, *product, *bias, *sums, loss, *after)
 
 
 def _further(model: Model, x: Shapes, layer: Block, depth: int) -> tuple[Block, Block]:

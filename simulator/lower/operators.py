@@ -94,8 +94,8 @@ class Operator:
     expert: bool = False
     """Whether its parameters are of experts, which fewer ranks hold than hold the others."""
     repeated: bool = False
-    """Whether every tp rank holds its matrix whole, and under sequence parallelism the gradient of
-    its own part of the sequence."""
+    """Whether every tp rank holds its parameters whole, and under sequence parallelism the gradient
+    of its own part of the sequence."""
 
     @property
     def trained(self) -> int:
@@ -231,20 +231,22 @@ def pointwise(
 def norm(name: str, e: Elements, *, tokens: int, hidden: int, bias: bool) -> Operator:
     """Normalise each token; keeps its input (statistics, 4 to 8 bytes a token, are left out)."""
     size = tokens * hidden
-    return pointwise(
+    made = pointwise(
         name, e, reads=size, writes=size, grad_reads=2 * size, grad_writes=size,
         kept_bytes=e.activation * size, passing=(size, 2 * size),
         params=hidden * (2 if bias else 1), flops_per_element=5,
     )  # fmt: skip
+    return replace(made, repeated=True)
 
 
 def head_norm(e: Elements, *, size: float, dim: int) -> Operator:
     """Normalise the queries and the keys of each head (RMS), with a weight of `dim` for either."""
-    return pointwise(
+    made = pointwise(
         "qk norm", e, reads=size, writes=size, grad_reads=2 * size, grad_writes=size,
         kept_bytes=e.activation * size, passing=(size, 2 * size), params=2 * dim,
         flops_per_element=5,
     )  # fmt: skip
+    return replace(made, repeated=True)
 
 
 def fused(first: Operator, second: Operator, moved: float) -> Operator:
@@ -370,7 +372,9 @@ def embedding(
 ) -> Operator:
     """Look up the rows of tokens, and of positions where they are learned; add; drop out.
 
-    `dropped` are the tokens that this rank drops out of. The gradient of the matrix is dense.
+    `dropped` are the tokens that this rank drops out of. The gradient of the matrix is dense: each
+    microbatch's is a tensor of zeros to which rows are written (ATen's `embedding_dense_backward`),
+    and then added to those before it, whoever makes the products.
     """
     size = tokens * hidden
     params = (vocab + positions) * hidden
@@ -378,11 +382,19 @@ def embedding(
     learned = bool(positions)
     mask = dropped * hidden
     moved = e.activation * size * (2 + learned) + mask
-    grad = (e.activation + 2 * e.gradient) * size + mask  # read one row's gradient, add it in place
+    grad = (e.activation + e.weight) * size + e.weight * params + mask
+    added = (e.weight + 2 * e.gradient) * params
     return Operator(
         name="embedding",
         forward=(Kernel("embedding", float(size), float(moved), "fp32"),),
-        weight_grad=(Kernel("embedding wgrad", float(size), float(grad), "fp32"),),
+        weight_grad=(
+            Kernel("embedding wgrad", float(size), float(grad), "fp32"),
+            *(
+                (Kernel("embedding accumulation", float(params), float(added), "fp32"),)
+                if e.accumulation != "none"
+                else ()
+            ),
+        ),
         kept_bytes=float(mask),
         forward_bytes=float(e.activation * size),
         backward_bytes=float(e.activation * size + apart),
@@ -401,7 +413,11 @@ def cross_entropy(
     `kind` says in what kernels, and what is kept for backward:
 
     - ``in_place``: fp32 probabilities. Where logits are shorter a copy is made, which becomes the
-      probabilities and then the gradient, as in Megatron-LM's `_VocabParallelCrossEntropy`.
+      probabilities and then the gradient, kernel by kernel as in Megatron-LM's
+      `_VocabParallelCrossEntropy` (core/tensor_parallel/cross_entropy.py): the largest is read, and
+      taken off; exponentials are taken, summed, and divided by their sum; backward multiplies.
+    - ``transformer_engine``: its two kernels read the logits, and write the gradient in fp32, which
+      backward multiplies and copies (common/triton/cross_entropy.py).
     - ``eager``: torch's `cross_entropy` of ``logits.float()`` keeps fp32 logarithms; their gradient
       is written into zeros, that of the copy and that of the logits into tensors of their own.
       With `parallel`, logits divided over ranks, torch's `loss_parallel`
@@ -416,7 +432,8 @@ def cross_entropy(
     a, word = e.activation, FP32
     copy = a + word if short else 0  # bytes an element of a cast either way
     forward, backward, kept, passing, passing_back = {
-        "in_place": (copy + 2 * word, copy + 2 * word, word, a, a if short else 0),
+        "in_place": (copy + 8 * word, copy + 2 * word, word, a, a if short else 0),
+        "transformer_engine": (2 * a + word, copy + 2 * word, word, a, a if short else 0),
         "eager": (
             (copy + 8 * word, copy + 8 * word, word, (a if short else 0) + 2 * word, 3 * word)
             if parallel else

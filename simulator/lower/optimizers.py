@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from simulator.describe.optimizer import OPTIMIZERS, Optimizer, Pass
 from simulator.describe.scenario import Scenario
+from simulator.lower.buffers import gradient_bytes, separate_copies
 from simulator.lower.operators import FP32
 from simulator.lower.sharding import held_bytes, own_share
 from simulator.lower.tensors import Tensors, elements
@@ -40,7 +41,7 @@ def update_work(s: Scenario, t: Tensors) -> Work:
     sizes = _array_bytes(s, rule, alone)
     if rule.factored:
         sizes["v"] -= saved_state_bytes(name, t)
-    kernels = [*_elementwise(passes, sizes, rule.flops * alone)]
+    kernels = [*_elementwise(separate_copies(s, passes), sizes, rule.flops * alone)]
     if rule.orthogonal and t.hidden:
         kernels += _muon(s, t)
     return Work("OPT", tuple(kernels))
@@ -50,7 +51,7 @@ def _array_bytes(s: Scenario, rule: Optimizer, count: int) -> dict[str, float]:
     """Return the bytes of each array of `describe.optimizer`, of `count` parameters."""
     held = held_bytes(s)
     each = {
-        "w": held.master or held.weight, "g": held.gradient, "t": FP32, "x": BF16,
+        "w": held.master or held.weight, "g": gradient_bytes(s), "t": FP32, "x": BF16,
         "c": held.weight if held.master else 0, **rule.states,
     }  # fmt: skip
     return {letter: size * count for letter, size in each.items()}
@@ -92,7 +93,7 @@ def _muon(s: Scenario, t: Tensors) -> list[Kernel]:
     """Return Muon's kernels for matrices of layers: momentum, Newton-Schulz, the update."""
     count, rule = elements(t.hidden), OPTIMIZERS["momentum"]
     sizes = _array_bytes(s, rule, count)
-    before, after = NESTEROV[s.run.fused_optimizer]
+    before, last = NESTEROV[s.run.fused_optimizer]
     precision = "bf16" if "bf16" in s.cluster.node.device.peak else s.precision.matmul
     products = [
         kernel
@@ -100,6 +101,7 @@ def _muon(s: Scenario, t: Tensors) -> list[Kernel]:
         for kernel in newton_schulz(*shape, precision=precision, fused=s.run.fused_optimizer)
     ]
     momentum, update = (rule.flops * count * share for share in (0.5, 0.5))
+    after = separate_copies(s, last)
     return [
         *_elementwise(before, sizes, momentum), *products, *_elementwise(after, sizes, update)
     ]  # fmt: skip

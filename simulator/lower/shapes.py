@@ -124,6 +124,8 @@ def shapes(s: Scenario) -> Shapes:
 def _loss(s: Scenario) -> str:
     if s.run.compiled_loss:
         return "compiled"
+    if s.run.fused_loss:
+        return "transformer_engine"
     return "in_place" if s.run.loss_in_place else "eager"
 
 

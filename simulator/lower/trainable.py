@@ -314,8 +314,8 @@ def low_weights(s: Scenario, stage: Stage) -> int:
     return sum(count * fp8_weights(block.operators) for block, count in held if count)
 
 
-def repeated_matrices(parts: Tuned, stage: Stage) -> int:
-    """Return the parameters of a stage that every tp rank holds whole, but those of norms."""
+def repeated_parameters(parts: Tuned, stage: Stage) -> int:
+    """Return the parameters of a stage that every tp rank holds whole: of norms, and matrices."""
     held = _held(parts, stage)
     return sum(n * o.trained for block, n in held if n for o in block.operators if o.repeated)
 

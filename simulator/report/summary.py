@@ -398,6 +398,8 @@ def _memory_assumptions(s: Scenario) -> list[str]:
         "transformer_engine": "linear layers keep an empty gradient for each shape of weight",
     }[s.run.linear_layers]
     place = "in place, in fp32" if s.run.loss_in_place else "on copies of the logits, in fp32"
+    if s.run.fused_loss:
+        place = "beside the logits, in fp32"
     if s.run.compiled_loss:
         place = "on the logits as they are"
     return [

@@ -47,6 +47,9 @@ def training_assumptions(s: Scenario) -> list[str]:
             "with loss scaling gradients are read, divided and written once a step; no step is "
             "skipped for overflow"
         )
+    if run.gradient_passes:
+        names = ", ".join(run.gradient_passes)
+        out.append(f"passes over Megatron-LM's gradient buffers once a step: {names}")
     if run.clip_grad:
         out.append("gradients are clipped every step, whatever their norm")
     if run.clip_grad or run.scales_loss:

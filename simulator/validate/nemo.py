@@ -66,6 +66,10 @@ def nemo(row: Row) -> Case:
         "global_batch_size": batch, "sequence_length": sequence, "clip_grad": True,
         **_precision(row), **recipe.run,
     }  # fmt: skip
+    if row["product"] == "Megatron-Bridge" and plan["zero"] == 1:
+        run["gradient_passes"] = _buffers(run)
+    if row["product"] == "Megatron-Bridge":
+        run["fused_loss"] = True  # cross_entropy_fusion_impl of scripts/performance
     system, size = NODES[row["system"]]
     node: Table = {"from": system}
     if recipe.is_graph:
@@ -77,6 +81,16 @@ def nemo(row: Row) -> Case:
         nodes_of(ranks, node, size),
         plan | recipe.plan, {key: value for key, value in run.items() if value is not None},
     )  # fmt: skip
+
+
+def _buffers(run: Table) -> list[str]:
+    """Return the passes over Megatron-LM's gradient buffers in Megatron-Bridge.
+
+    Collectives average (`average_in_collective`) and nothing is checked (NeMo's
+    `set_perf_optimizations`, scripts/performance); moments in bf16 need no copies. That experts'
+    gradients are scaled all the same is left out.
+    """
+    return ["clear"] if run.get("optimizer") == "adamw_bf16" else ["clear", "copy"]
 
 
 def model_of(row: Row) -> Table:

@@ -26,6 +26,14 @@ def at_the_end(dp: int) -> Table:
     return {"grad_overlap": False} if dp > 1 else {}
 
 
+BUFFERS = ["clear", "check", "scale", "copy"]
+"""Passes of Megatron-LM over its gradient buffers since 2023 (param_and_grad_buffer.py, and
+`check_for_nan_in_loss_and_grad` of training/arguments.py)."""
+BUFFERS_2022 = ["clear", "divide", "copy"]
+"""Passes of its versions from 2021 until then, whose buffers were contiguous by default
+(megatron/model/distributed.py: `zero_grad_buffer`, `allreduce_gradients`)."""
+
+
 VOCAB = 50257
 """Tokens of GPT-2's vocabulary, which Megatron-LM pads."""
 

@@ -22,6 +22,11 @@ MESSAGES = (
     "each tp rank sends a part where the sequence is not divided",
 )
 
+PASSES_2022 = (
+    "contiguous gradient buffers (Megatron-LM's default since 2021), cleared and divided by dp "
+    "once a step, and an optimizer that works on fp32 copies"
+)
+
 MEGATRON_2021 = (
     "precision: fp16, gradients summed and reduced in fp16 (Megatron-LM's default without bf16)",
     "dropout 0.1, Adam, tied embeddings, learned positions, unfused attention",
@@ -49,6 +54,7 @@ ZERO_BUBBLE_MODEL = (
     "models of the paper's table 3, a layer less in the first and the last stage",
     "fp16, unfused attention (table 1 counts its 5as^2b), untied embeddings, no recomputation; "
     "vocabulary 50,257 padded; dropout 0.1",
+    PASSES_2022,
     *MESSAGES,
     "RoCE at 8 x 200 Gb/s a node of 8 A100 80 GB (not stated)",
 )
@@ -65,6 +71,7 @@ SOURCES = (
             "precision: fp16 with fp32 gradients (18 bytes a parameter in the paper's figure 1)",
             "unfused attention, dropout 0.1, vocabulary 51,200, Adam, tied embeddings",
             "interleaved by 3 model chunks where the paper says m = 3",
+            PASSES_2022,
             "backward's tensor-parallel collectives run beside products; gradients are reduced "
             "after the last backward, and added by the products that make them",
             *MESSAGES,
@@ -146,6 +153,7 @@ SOURCES = (
             "repository's config/validation; node type not stated: DGX A100 80 GB with 4 adapters",
             "Megatron-LM: fp16 gradients, vocabulary 50,257 padded to 128 x tp, dropout 0.1, "
             "unfused attention, backward's tensor-parallel collectives beside products",
+            PASSES_2022,
             *MESSAGES,
             "the host is not stated: it issues a kernel in 10 us, as in the catalogue's node",
         ),
@@ -373,6 +381,8 @@ SOURCES = (
             "simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh and _deepseekv2.sh, whose "
             "experts are padded to a capacity of 1 and whose first layer alone is dense",
             "Transformer Engine runs backward's tensor-parallel collectives beside products",
+            "Transformer Engine's fused loss (the cases' suffix _cef, docs/strategy-zh.md); "
+            "gradient buffers are cleared, checked and, over several ranks, scaled once a step",
             "the device's rates are fitted to half of the source's own measurements of single "
             "kernels on this machine, configs/system/b200_bf16_ceperm.json, to no step",
             *MESSAGES,

@@ -24,6 +24,7 @@ from simulator.schedules import Actions, Target, Times, actions_of
 from simulator.units import UNITS, to_seconds
 from simulator.validate.published import Case, Row
 from simulator.validate.scenarios import (
+    BUFFERS_2022,
     VOCAB,
     Table,
     blocking,
@@ -143,6 +144,7 @@ def _tables(
     settings = {
         "global_batch_size": micro * count, "sequence_length": SEQUENCE, "precision": "fp16",
         "attention": "unfused", "fused_accumulation": True, "clip_grad": True,
+        "gradient_passes": BUFFERS_2022,
     }  # fmt: skip
     both = {"dp": 1, "pp": int(row["stages_p"]), "microbatch_size": micro}
     return model, nodes_of(int(row["n_gpus"]), "dgx-a100"), both | plan, settings

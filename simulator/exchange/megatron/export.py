@@ -47,7 +47,8 @@ _SAID = {
     "run": {
         "global_batch_size", "sequence_length", "precision", "fp8_scaling", "fp8_weights",
         "optimizer", "clip_grad", "gradient_dtype", "fused_accumulation", "linear_layers",
-        "attention", "expert_fusion",
+        "attention", "expert_fusion", "gradient_passes",
+        "fused_loss",
     },
 }  # fmt: skip
 """Fields that have flags."""
@@ -111,6 +112,8 @@ def unsaid(scenario: Scenario) -> list[str]:
         (f"plan.order = {list(plan.order)}", plan.order[-1] != "tp", "tp is innermost"),
         (f"run.attention = '{run.attention}'", run.attention in ("flash1", "flash2"),
          "it takes the library's best kernels"),
+        ("run.gradient_passes", plan.zero < 2 and "clear" not in run.gradient_passes,
+         "it clears, checks and scales its gradient buffers once a step"),
         ("run.precision = 'tf32'", run.precision == "tf32", "fp32 is"),
         ("run.linear_layers = 'torch'", run.linear_layers == "torch" and run.fused_accumulation,
          "layers are Transformer Engine's or its own"),
@@ -300,6 +303,7 @@ def _memory(s: Scenario) -> dict[str, Any]:
     plan, full, light = s.plan, s.plan.recompute == "full", s.plan.recompute == "light"
     latent = isinstance(s.model, Model) and s.model.is_latent
     count, short = plan.recompute_layers, s.run.optimizer == "adamw_bf16"
+    copies = not s.run.gradient_passes or "copy" in s.run.gradient_passes
     return {
         "recompute-granularity": {"none": None, "light": "selective"}.get(
             plan.recompute, plan.recompute
@@ -310,7 +314,7 @@ def _memory(s: Scenario) -> dict[str, Any]:
         "recompute-method": ("block" if count else "uniform") if full else None,
         "recompute-num-layers": (count or 1) if full else None,
         "optimizer-cpu-offload": plan.offload_optimizer,
-        "use-precision-aware-optimizer": plan.offload_optimizer or short,
+        "use-precision-aware-optimizer": plan.offload_optimizer or short or not copies,
         "exp-avg-dtype": "bf16" if short else None,
         "exp-avg-sq-dtype": "bf16" if short else None,
         "cpu-offloading-num-layers": (
@@ -322,7 +326,7 @@ def _memory(s: Scenario) -> dict[str, Any]:
 def _run(s: Scenario) -> dict[str, Any]:
     run = s.run
     fp8, fp32 = run.precision == "fp8", run.gradient_dtype == "fp32"
-    bf16 = run.precision in ("bf16", "fp8")
+    bf16, passes = run.precision in ("bf16", "fp8"), {*run.gradient_passes}
     return {
         "bf16": bf16,
         "fp16": run.precision == "fp16",
@@ -334,6 +338,11 @@ def _run(s: Scenario) -> dict[str, Any]:
         "no-gradient-accumulation-fusion": not run.fused_accumulation,
         "transformer-impl": _inverse(LINEAR).get(run.linear_layers),
         "attention-backend": "unfused" if run.attention == "unfused" else "auto",
+        "cross-entropy-loss-fusion": run.fused_loss,
+        "cross-entropy-fusion-impl": "te" if run.fused_loss else None,
+        "no-check-for-nan-in-loss-and-grad": bool(passes) and "check" not in passes,
+        "ddp-average-in-collective": bool(passes) and not {"scale", "divide"} & passes,
+        "calculate-per-token-loss": "divide" in passes,
         "optimizer": _OPTIMIZERS[run.optimizer],
         "sgd-momentum": "0.0" if run.optimizer == "sgd" else None,
         "clip-grad": "1.0" if run.clip_grad else "0.0",

@@ -47,6 +47,8 @@ def run(draft: Draft, dp: int) -> None:
     draft.put("run.sequence_length", length or 1, "seq-length", "encoder-seq-length")
     _arithmetic(draft)
     _optimizer(draft)
+    _gradient_passes(draft)
+    _loss(draft)
     fused = not args["no-gradient-accumulation-fusion"]
     draft.put("run.fused_accumulation", fused, "no-gradient-accumulation-fusion")
     impl = args["transformer-impl"]
@@ -118,6 +120,42 @@ def _optimizer(draft: Draft) -> None:
             if args[flag] != "fp32":
                 draft.leave_out(flag, "moments are in fp32, or both in bf16")
     draft.put("run.clip_grad", args["clip-grad"] > 0, "clip-grad")
+
+
+def _gradient_passes(draft: Draft) -> None:
+    """Set the passes over gradient buffers, which torch's DDP and sharded gradients have not.
+
+    A loss per token divides by the tokens in place of the ranks, on one rank too. Moments that are
+    not in fp32 need the optimizer that takes gradients and weights as they are.
+    """
+    args, key = draft.args, "run.gradient_passes"
+    flags = ("no-check-for-nan-in-loss-and-grad", "ddp-average-in-collective",
+             "calculate-per-token-loss", "use-precision-aware-optimizer")  # fmt: skip
+    draft.takes(*flags)
+    if draft.tables["plan"].get("zero", 0) > 1 or args["ddp-impl"] == "torch":
+        return
+    unchecked, averaged, per_token, aware = (args[flag] for flag in flags)
+    low = aware or {args["exp-avg-dtype"], args["exp-avg-sq-dtype"]} != {"fp32"}
+    scaling = "divide" if per_token else None if averaged else "scale"
+    passes = ("clear", None if unchecked else "check", scaling, None if low else "copy")
+    draft.put(key, [name for name in passes if name], *flags)
+    if not args.said(*flags):
+        draft.note(key, "Megatron-LM's gradient buffers and fp32 optimizer")
+
+
+def _loss(draft: Draft) -> None:
+    """Set whether the loss is Transformer Engine's; Megatron-LM's own fused one is taken as its
+    unfused one.
+    """
+    args, flags = draft.args, ("cross-entropy-loss-fusion", "cross-entropy-fusion-impl")
+    fuses, impl = (args[flag] for flag in flags)
+    draft.takes(*flags)
+    if impl not in ("native", "te"):
+        args.complain("cross-entropy-fusion-impl", f"{impl!r} is not one of native, te")
+    elif fuses and impl == "native":
+        draft.leave_out("cross-entropy-loss-fusion", "the loss runs as Megatron-LM's unfused one")
+    elif fuses:
+        draft.put("run.fused_loss", True, *flags)
 
 
 def _attention(draft: Draft, impl: str) -> None:

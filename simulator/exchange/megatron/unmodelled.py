@@ -80,8 +80,6 @@ NOT_MODELLED: Mapping[str, Unmapped] = {
     "no-rope-fusion": Unmapped(_FUSED),
     "no-persist-layer-norm": Unmapped(_FUSED),
     "use-te-activation-func": Unmapped(_FUSED),
-    "cross-entropy-loss-fusion": Unmapped("the loss runs as Megatron-LM's unfused one"),
-    "cross-entropy-fusion-impl": Unmapped("the loss runs as Megatron-LM's unfused one"),
     "fp32-residual-connection": Unmapped("the residual stream has the run's precision"),
     "fp16-lm-cross-entropy": Unmapped("the loss is in fp32"),
     "no-fp8-wgrad": Unmapped("weight gradients are made in fp8"),
@@ -173,9 +171,8 @@ _GROUPS = {
         no-position-embedding add-position-embedding rotary-scaling-factor mscale mscale-all-dim
         original-max-position-embeddings beta-fast beta-slow
         mtp-loss-scaling-factor fp8-margin fp8-interval fp8-amax-history-len
-        fp8-amax-compute-algo fp8-quantizer-factory calculate-per-token-loss
-        no-check-for-nan-in-loss-and-grad check-for-nan-in-loss-and-grad check-for-spiky-loss
-        check-for-large-grads no-gradient-reduce-div-fusion ddp-average-in-collective
+        fp8-amax-compute-algo fp8-quantizer-factory check-for-spiky-loss
+        check-for-large-grads no-gradient-reduce-div-fusion
         moe-router-load-balancing-type moe-aux-loss-coeff moe-z-loss-coeff moe-input-jitter-eps
         moe-router-score-function moe-router-pre-softmax
         moe-router-topk-scaling-factor moe-router-enable-expert-bias moe-router-bias-update-rate
@@ -204,7 +201,7 @@ _GROUPS = {
         no-contiguous-buffers-in-local-ddp use-contiguous-parameters-in-local-ddp
         keep-fp8-weight-transpose-cache ddp-pad-buckets-for-high-nccl-busbw fsdp-double-buffer
         reuse-grad-buf-for-mxfp8-param-ag no-clone-scatter-output-in-embedding
-        clone-scatter-output-in-embedding use-precision-aware-optimizer
+        clone-scatter-output-in-embedding
         use-torch-optimizer-for-cpu-offload no-pin-cpu-grads no-pin-cpu-params
         dump-param-to-param-group-map moe-grouped-gemm moe-use-legacy-grouped-gemm
         moe-extended-tp moe-deepep-num-sms cache-mla-latents
