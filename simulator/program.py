@@ -53,11 +53,17 @@ class Memory(NamedTuple):
     """Weights in full, of which a rank holds a shard."""
     unreduced: float = 0.0
     """Gradients in full, of which a rank holds a shard."""
+    holes: float = 0.0
+    """What is free and stays reserved: too short for what comes next, with which most is."""
 
     @property
     def total(self) -> float:
-        """All of it."""
-        return sum(self)
+        """All that is allocated."""
+        return sum(self[: len(ALLOCATED)])
+
+
+ALLOCATED = Memory._fields[:-1]
+"""Parts that hold something."""
 
 
 NOTHING = Memory()

@@ -18,7 +18,7 @@
 
 A tiled program is written without its tiling, a line for every op. What is absent (a layer, a
 stage, predecessors, a ``desk=0`` that an op queues at) is left out; an absent stream is ``-``.
-Memory is given as activations,transients,gathered,unreduced, without zeros at the end. Names
+Memory is given as activations,transients,gathered,unreduced,holes, without zeros at the end. Names
 that are not plain words are quoted as in JSON. Blank lines and ``#`` comments mean nothing.
 """
 

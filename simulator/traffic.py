@@ -39,6 +39,8 @@ class Traffic:
     demand: Int32
     """(joint ops, classes): the demand of each joint op on each class of tiles, or NONE where its
     time is fixed."""
+    arriving: Float64 | None = None
+    """Bytes that arrive at each rank for one byte of each demand's payload; none when absent."""
     private: int = 0
     """Links at the end that stand for the computing of ranks (`simulator.hardware.overlap`)."""
 

@@ -329,6 +329,6 @@ def test_the_kind_of_each_node_is_shown_beside_its_ranks(trainsim):
 def test_memory_of_each_kind_is_shown(trainsim):
     code, out, _ = trainsim("show", "memory", "llama-3-8b-a100-h100")
     assert code == 0
-    assert "device NVIDIA A100 SXM4 80 GB: reserved, context" in out
+    assert "device NVIDIA A100 SXM4 80 GB: allocated, context" in out
     assert "85.9 GB on each NVIDIA A100 SXM4 80 GB, 85.9 GB on each NVIDIA H100 SXM5 80 GB" in out
     assert "there is no pipeline, on the smallest kind of device" in out

@@ -45,7 +45,7 @@ DURATIONS = st.none() | AMOUNTS
 KERNELS = st.builds(
     Kernel, st.text(), AMOUNTS, AMOUNTS, st.text(), st.none() | st.tuples(*[st.integers(0, 9)] * 4)
 )
-MEMORY = st.builds(Memory, AMOUNTS, AMOUNTS, AMOUNTS, AMOUNTS)
+MEMORY = st.builds(Memory, *[AMOUNTS] * len(Memory._fields))
 COSTS: st.SearchStrategy[Cost] = st.one_of(
     st.builds(Work, st.text(), st.lists(KERNELS, max_size=2).map(tuple), DURATIONS, MEMORY, MEMORY),
     st.builds(

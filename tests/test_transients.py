@@ -167,7 +167,7 @@ def test_memory_in_a_program_parses_back_by_part(scenario_of: ScenarioOf) -> Non
     text = format_program(program)
     assert parse_program(text).costs == program.costs
     assert any(cost.alloc.gathered for cost in program.costs)
-    broken = re.sub(r"alloc=\S+", "alloc=1,2,3,4,5", text, count=1)
+    broken = re.sub(r"alloc=\S+", "alloc=1,2,3,4,5,6", text, count=1)
     with pytest.raises(ProgramError, match="more parts than activations, transients"):
         parse_program(broken)
 

@@ -1,7 +1,8 @@
 """A Llama under FSDP2 and tensor parallelism in torch, on tensors without data, and what is alive.
 
 One rank of a process group that sends nothing: every tensor is fake, every operator of torch is
-seen, and the bytes of the storages that are alive are added up.
+seen, and the bytes of the storages that are alive are added up. What the caching allocator would
+reserve for them follows by its rules, from when and on which stream each was made.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from simulator.hardware.allocator import Allocator
 
 
 class Size(NamedTuple):
@@ -123,6 +126,11 @@ class Llama(nn.Module):
         return self.output(self.norm(h))
 
 
+def cross_entropy(logits, labels):
+    """Return the loss as torchtitan wrote it: its caller holds the logits while it is computed."""
+    return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+
+
 ENDS = {
     "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
     "norm": SequenceParallel(),
@@ -154,6 +162,7 @@ class Alive(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.sizes, self.now, self.peak = {}, 0, 0
+        self.allocator, self.blocks = Allocator(expandable=True), {}
         self.products = defaultdict(int)
         self.phase, self.paused = "", False
 
@@ -162,21 +171,42 @@ class Alive(TorchDispatchMode):
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self.sizes:
-                self.sizes[key] = (storage.nbytes(), weakref.ref(storage))
+                self.sizes[key] = (
+                    storage.nbytes(),
+                    weakref.ref(storage),
+                    torch.cpu.current_stream(),
+                )
                 self.now += storage.nbytes()
                 weakref.finalize(storage, self.drop, key)
                 self.peak = max(self.peak, self.now)
+                self.take(key)
+
+    def take(self, key):
+        size, _, stream = self.sizes[key]
+        if size:
+            self.blocks[key] = self.allocator.take(size, id(stream))
+
+    def give(self, key):
+        block = self.blocks.pop(key, None)
+        if block is not None:
+            self.allocator.give(block)
 
     def drop(self, key):
         self.now -= self.sizes.pop(key, (0, None))[0]
+        self.give(key)
 
     def resize(self):
         """Follow FSDP, which frees gathered weights by resizing their storages."""
-        for key, (size, found) in self.sizes.items():
+        resized = []
+        for key, (size, found, stream) in self.sizes.items():
             storage = found()
             if storage is not None and storage.nbytes() != size:
                 self.now += storage.nbytes() - size
-                self.sizes[key] = (storage.nbytes(), found)
+                self.sizes[key] = (storage.nbytes(), found, stream)
+                self.give(key)
+                resized.append(key)
+        for key in resized:
+            self.take(key)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(t, DTensor) for t in types):
@@ -211,10 +241,13 @@ class Alive(TorchDispatchMode):
 
 
 class Run(NamedTuple):
-    """Most bytes alive in parts of a step, and the products that each ran."""
+    """Most bytes alive in parts of a step, the products that each ran, and what is reserved."""
 
     peak: dict[str, int]
     products: dict[str, int]
+    reserved: int
+    pools: list[int]
+    """Bytes that each stream has reserved, those of the one that computes first."""
 
 
 def step(z, *, shards, tp, recompute, batch, length):
@@ -229,7 +262,7 @@ def step(z, *, shards, tp, recompute, batch, length):
 def _step(z, shards, tp, recompute, batch, length):
     mesh = init_device_mesh("cpu", (shards, tp), mesh_dim_names=("dp", "tp"))
     with torch.device("meta"):
-        model = _parallel(Llama(z, length), mesh, tp, recompute)
+        model = parallel(Llama(z, length), mesh, tp, recompute)
     alive, peak = Alive(), {}
     with FakeTensorMode(allow_non_fake_inputs=True), alive.only_real():
         model.to_empty(device="cpu")
@@ -250,10 +283,8 @@ def _step(z, shards, tp, recompute, batch, length):
                 with loss_parallel() if tp > 1 else nullcontext():
                     logits = model(tokens)
                     phase("loss")
-                    logits_wide = logits.flatten(0, 1).float()
+                    loss = cross_entropy(logits, labels)
                     del logits
-                    loss = functional.cross_entropy(logits_wide, labels.flatten(0, 1))
-                    del logits_wide
                     phase("backward")
                     loss.backward()
                 del loss
@@ -261,21 +292,29 @@ def _step(z, shards, tp, recompute, batch, length):
                 update.step()
                 update.zero_grad()
             phase("")
-    return Run(peak, dict(alive.products))
+    return run_of(alive, peak)
 
 
-def _parallel(model, mesh, tp, recompute):
+def run_of(alive, peak):
+    pools = defaultdict(int)
+    for (stream, _), pool in alive.allocator.pools.items():
+        pools[stream] += pool.reserved
+    return Run(peak, dict(alive.products), alive.allocator.reserved, [*pools.values()])
+
+
+def parallel(model, mesh, tp, recompute, ends=ENDS, *, stays=False):
     if tp > 1:
-        parallelize_module(model, mesh["tp"], ENDS)
+        if ends:
+            parallelize_module(model, mesh["tp"], ends)
         for layer in model.layers.values():
             parallelize_module(layer, mesh["tp"], LAYER)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for name, layer in model.layers.items():
         one = checkpoint_wrapper(layer, preserve_rng_state=False) if recompute else layer
         model.layers[name] = one
-        again = int(name) < len(model.layers) - 1
+        again = int(name) < len(model.layers) - 1 and not stays
         fully_shard(one, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=again)
-    return fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
+    return fully_shard(model, mesh=mesh["dp"], mp_policy=policy)  # whose own weights stay
 
 
 class Moved(TorchDispatchMode):

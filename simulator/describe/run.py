@@ -155,8 +155,9 @@ class Run:
     """Whether the loss is compiled (torch.compile), whatever `loss_in_place` says: it keeps the
     logits as they are and writes nothing in fp32."""
     allocator_reserve: Annotated[float, Range(1, 2)] = 1.0
-    """Bytes that torch's allocator has reserved over those allocated, at the peak: what
-    fragmentation and its cache cost. 1.0, none, is a lower bound."""
+    """Bytes that torch's allocator has reserved over those allocated, at the peak, and cannot give
+    back: what fragmentation costs. 1.0, none, is a lower bound. Pools and holes that follow from
+    the plan are reserved beside it."""
     attention: Literal["flash", "flash2", "flash1", "unfused"] = "flash"
     """`flash` never writes the score matrix to memory, as the library's best kernels; `flash2` runs
     FlashAttention-2, slower from Hopper on; `flash1` the first one's kernels in Triton; `unfused`
@@ -166,7 +167,8 @@ class Run:
     overlap_slowdown: Annotated[float, Range(0, 0.5)] | None = None
     """Share of a rank's computing that each collective or message takes while it moves bytes there;
     0 leaves compute alone. When absent collectives take the SMs that NCCL's kernel holds
-    (`Device.communication_units`), and messages none."""
+    (`Device.communication_units`) and the memory bandwidth of what arrives, and messages nothing.
+    """
     num_steps: Count = 2
     """Optimizer steps simulated; the last one is reported as the steady state."""
     warm_up: Seconds = 0.0

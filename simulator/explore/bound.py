@@ -18,6 +18,7 @@ from simulator.lower.memory import rank_memory
 from simulator.lower.passes import block_passes
 from simulator.lower.places import layout
 from simulator.lower.shapes import shapes
+from simulator.lower.stage_buffers import stage_buffer_bytes
 from simulator.lower.trainable import tuned
 from simulator.schedules import Schedule, Target, lists_of, schedule_of
 
@@ -57,7 +58,7 @@ class Bounds:
         p = s.plan
         key = (
             s.cluster.num_nodes, p.dp, p.tp, p.pp, p.cp, p.ep, p.zero, p.schedule, p.chunks,
-            s.layers_per_stage, p.low_precision_shard,
+            s.layers_per_stage, p.low_precision_shard, stage_buffer_bytes(s),
         )  # fmt: skip
         if key not in self._states:
             self._states[key] = [held.total for held in rank_memory(s)]

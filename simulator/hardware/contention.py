@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.describe.cluster import Cluster
+from simulator.hardware.arriving import arriving
 from simulator.hardware.fabric import Fabric, build
 from simulator.hardware.nccl_models import STEPS
 from simulator.hardware.network import GroupShape, flow_model, group_shapes
@@ -90,6 +91,7 @@ class _Table:
         self.latency: list[int] = []
         self.size: list[float] = []
         self.limit: list[float] = []
+        self.arriving: list[float] = []
         self.loads: list[Load] = []
         self.storage = storage_links(cluster, len(fabric.capacity))
         self._known: dict[tuple[str, str, int, bytes], tuple[Load, Load]] = {}
@@ -100,6 +102,7 @@ class _Table:
         self.latency.append(round(model.latency * TICKS_PER_SECOND))
         self.size.append(flow.bytes * flow.count if model.algorithm != "NONE" else 0.0)
         self.limit.append(model.bytes_per_s)
+        self.arriving.append(arriving(flow, model.algorithm, shape.ranks))
         if model.algorithm == "STORAGE":
             used = load_of(flow, int(ranks[0]), self.cluster, self.fabric, self.storage)
             self.loads.append(Load(np.array([*used], np.int32), np.array([*used.values()])))
@@ -165,4 +168,5 @@ class _Table:
             size=np.array(self.size),
             limit=np.array(self.limit),
             demand=demand,
+            arriving=np.array(self.arriving),
         )

@@ -1,7 +1,7 @@
 """Compute beside communication: while flows move bytes on a rank, its kernels run slower.
 
-Each rank's computing becomes a link of its own, and its kernels flows over it. A flow that runs on
-SMs takes its share of that link on each of its ranks while it moves at the rate that it has alone,
+Each rank's computing becomes a link of its own, and its kernels flows over it. A collective takes
+its share of that link on each of its ranks while it moves at the rate that it has alone,
 and a smaller one where others hold it back: in all it costs each rank that share of its time
 alone, as far as the rank has anything to compute meanwhile. The capacity of computing is
 chosen so large, beside the bandwidth of any flow, that no flow is ever held back by it: kernels
@@ -17,7 +17,7 @@ import numpy as np
 
 from simulator.budget import require
 from simulator.errors import DescriptionError
-from simulator.hardware.taken import MOST, Bool, Taken, beside
+from simulator.hardware.taken import MOST, Bool, Float64, Taken, beside
 from simulator.program import NONE, Groups, Int32, Int64, Program, Tiling, ranges
 from simulator.traffic import Traffic
 from simulator.units import TICKS_PER_SECOND
@@ -57,42 +57,59 @@ def slowed(
     used = np.zeros(len(traffic.size) + 1, bool)  # NONE is the last
     used[np.append(traffic.demand[joints].ravel(), NONE)] = True
     used[NONE] = False
-    taken = _fitting(program, np.asarray(used[traffic.demand].any(axis=1)), taken)
+    joints = np.asarray(used[traffic.demand].any(axis=1))
+    held, shares = _shares(program, traffic, used[:-1], taken)
+    shares = _fitting(program, joints, shares, taken.is_stated)
     alone = ticks.copy()
     alone[works] = 0
-    shared = _traffic(program, ticks[works], works, traffic, used[:-1], taken)
+    shared = _traffic(program, ticks[works], works, traffic, used[:-1], held, shares)
     return _program(program, works), alone, shared
 
 
-def _fitting(program: Program, joints: Bool, taken: Taken) -> Taken:
+def _fitting(program: Program, joints: Bool, shares: Float64, is_stated: bool) -> Float64:
     """Return shares with which a rank's flows, one of each stream, leave some of its computing."""
     rows = np.flatnonzero(np.append(joints, False)[program.joint])
     lane = program.rank[rows].astype(np.int64) * (len(program.streams) + 1) + program.stream[rows]
     ordered = program.stream[rows] != NONE
     _, one = np.unique(np.where(ordered, lane, -1 - rows), return_index=True)
     most = int(np.bincount(program.rank[rows[one]]).max())
-    share = float(max(taken.near.max(), taken.far.max()))
+    share = float(shares.max(initial=0.0))
     if most * share <= MOST:
-        return taken
-    if taken.is_stated:
+        return shares
+    if is_stated:
         raise DescriptionError(
             f"run.overlap_slowdown {share:g}: up to {most} flows may move on a rank at once and "
             f"would take {most * share:.0%} of its computing; at most {MOST / most:.3g} fits"
         )
-    fits = MOST / (most * share)
-    return taken._replace(near=taken.near * fits, far=taken.far * fits)
+    return shares * (MOST / (most * share))
+
+
+def _shares(program: Program, traffic: Traffic, used: Bool, taken: Taken) -> tuple[Groups, Float64]:
+    """Return the ranks that each demand takes computing of, none of those that take none, and the
+    share that it takes of each while it moves at the rate that it has alone.
+    """
+    held, group, joint = _ranks_of_demands(program, traffic, used)
+    count = np.diff(held.offset)
+    rate = np.zeros(len(used))
+    if traffic.arriving is not None:
+        rate[used] = traffic.arriving[used] * traffic.solo[used]
+    row = program.joint_members.ranks[program.joint_members.offset[joint]]
+    crosses, copied = taken.crosses(program.groups)[group], taken.copied[row]
+    return held, taken.shares(
+        held.ranks, np.repeat(crosses, count), np.repeat(copied, count), np.repeat(rate, count)
+    )
 
 
 def _traffic(
-    program: Program, seconds: Int64, works: Int64, traffic: Traffic, used: Bool, taken: Taken
-) -> Traffic:
+    program: Program, seconds: Int64, works: Int64, traffic: Traffic, used: Bool, held: Groups,
+    share: Float64,
+) -> Traffic:  # fmt: skip
     """Return the traffic with the computing of each rank as links, and kernels as demands.
 
     Half a tick is taken off a kernel: alone it then ends at its own tick, whatever is rounded.
     """
     capacity = HEADROOM * float((traffic.solo * traffic.weight)[used].max())
     links = len(traffic.capacity)
-    held, group = _ranks_of_demands(program, traffic, used)
     count, more = np.diff(traffic.offset), np.diff(held.offset)
     ranks = program.tile_ranks[program.rank[works]]
     lengths, kind = np.unique(seconds, return_inverse=True)
@@ -107,8 +124,6 @@ def _traffic(
     new = ranges(offset[: len(used)] + count, more)
     used_links[old], coefficient[old] = traffic.links, traffic.coefficient
     used_links[new] = links + held.ranks
-    crosses = np.repeat(taken.crosses(program.groups)[group], more)
-    share = np.where(crosses, taken.far[held.ranks], taken.near[held.ranks])
     coefficient[new] = share * capacity / np.repeat(traffic.solo, more)
     used_links[offset[len(used)] :] = links + rank
     whole = np.full(program.num_ranks, capacity)
@@ -125,17 +140,19 @@ def _traffic(
     )
 
 
-def _ranks_of_demands(program: Program, traffic: Traffic, used: Bool) -> tuple[Groups, Int64]:
-    """Return the ranks of the group of each demand, none of those that take no computing, and the
-    group.
+def _ranks_of_demands(
+    program: Program, traffic: Traffic, used: Bool
+) -> tuple[Groups, Int64, Int64]:
+    """Return the ranks of the group of each demand, none of those that take no computing, the
+    group, and one of its joint ops.
     """
     joint, number = np.nonzero(traffic.demand != NONE)
     made, first = np.unique(traffic.demand[joint, number], return_index=True)
-    group = np.zeros(len(used), np.int64)
-    group[made] = program.joint_group[joint[first]] + number[first]
+    group, one = np.zeros((2, len(used)), np.int64)
+    group[made], one[made] = program.joint_group[joint[first]] + number[first], joint[first]
     size = np.where(used, np.diff(program.groups.offset)[group], 0)
     ranks: Int32 = program.groups.ranks[ranges(program.groups.offset[group], size)]
-    return Groups(np.concatenate([[0], np.cumsum(size)]), ranks), group
+    return Groups(np.concatenate([[0], np.cumsum(size)]), ranks), group, one
 
 
 def _program(program: Program, works: Int64) -> Program:

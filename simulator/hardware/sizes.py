@@ -131,6 +131,7 @@ def _with_sizes(program: Program, traffic: Traffic, batches: Batches, s: Scenari
     begins = np.concatenate([[0], np.cumsum(length)])[:-1]
     coefficient[begins] = [weight(one, storage) for one in own]  # storage is the first link of each
     demand = traffic.demand.copy()
+    none = None if traffic.arriving is None else np.zeros(reads * tiles)
     demand[joint, :tiles] = count + np.arange(reads * tiles).reshape(reads, tiles)
     links = traffic.links[: traffic.offset[-1]]
     return replace(
@@ -141,4 +142,5 @@ def _with_sizes(program: Program, traffic: Traffic, batches: Batches, s: Scenari
         size=np.concatenate([traffic.size, traffic.size[base] * factor]),
         limit=np.concatenate([traffic.limit, [rate(one, cluster) for one in own]]),
         demand=demand,
+        arriving=None if none is None else np.concatenate([traffic.arriving, none]),
     )

@@ -1,7 +1,8 @@
-"""What flows take of the computing of their ranks: the SMs that kernels of NCCL hold.
+"""What flows take of the computing of their ranks: SMs that kernels of NCCL hold, and memory.
 
 NCCL starts a block for each channel, and a block has an SM to itself. Which flows are carried so,
-how many channels each has, and beside which work it may move at all.
+how many channels each has, what of the memory bandwidth the bytes that arrive take (`arriving`),
+and beside which work a flow may move at all.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simulator.describe.cluster import Device
+from simulator.describe.cluster import Cluster, Device
 from simulator.describe.scenario import Scenario
+from simulator.hardware.arriving import arriving
 from simulator.hardware.nccl import COLLECTIVES
 from simulator.hardware.network import GroupShape, flow_model, group_shapes
 from simulator.kernels.spans import spans
-from simulator.program import NONE, Flow, Groups, Int64, Program, Work, ranges
+from simulator.program import NONE, Flow, Groups, Int32, Int64, Program, Work, ranges
 from simulator.units import TICKS_PER_SECOND
 
 ON_SMS = frozenset({*COLLECTIVES, "send_recv", "shift", "push_pull"})
@@ -43,19 +45,25 @@ class Taken(NamedTuple):
     flows: Bool
     """Whether each row of the program does while it moves bytes."""
     near: Float64
-    """Share of the computing of each rank that such a flow within a node takes."""
+    """Share of the SMs of each rank that such a flow within a node holds."""
     far: Float64
     """The same of a flow over several nodes."""
     node: Int64
     """Of each rank."""
+    copied: Bool
+    """Rows that copy engines carry: they hold no SMs."""
+    bandwidth: Float64
+    """Bytes/s of the memory of each rank; infinite where what arrives takes nothing."""
     is_stated: bool = False
     """Whether `run.overlap_slowdown` says so."""
 
     @classmethod
     def stated(cls, program: Program, share: float) -> Taken:
         """Return that all flows on SMs take a share of their ranks, messages too."""
-        same, nowhere = np.full(program.num_ranks, share), np.zeros(program.num_ranks, np.int64)
-        return cls(_named(program, ON_SMS), same, same, nowhere, is_stated=True)
+        count = program.num_ranks
+        same, nowhere = np.full(count, share), np.zeros(count, np.int64)
+        flows, endless = _named(program, ON_SMS), np.full(count, np.inf)
+        return cls(flows, same, same, nowhere, np.zeros_like(flows), endless, is_stated=True)
 
     def crosses(self, groups: Groups) -> Bool:
         """Return whether each group lies on several nodes."""
@@ -63,6 +71,22 @@ class Taken(NamedTuple):
         first = np.repeat(node[np.minimum(groups.offset[:-1], len(node) - 1)], size)
         owner = np.repeat(np.arange(len(groups)), size)
         return np.bincount(owner, node != first, minlength=len(groups)) > 0
+
+    def shares(self, ranks: Int64 | Int32, crosses: Bool, copied: Bool, rate: Float64) -> Float64:
+        """Return what flows take of the computing of ranks; the arguments broadcast.
+
+        What is left of the SMs runs at what is left of the memory bandwidth.
+
+        Args:
+            ranks: to take from.
+            crosses: whether the flow lies on several nodes.
+            copied: whether copy engines carry it.
+            rate: bytes/s that arrive at each of its ranks.
+        """
+        held = np.where(copied, 0.0, np.where(crosses, self.far[ranks], self.near[ranks]))
+        written = np.minimum(rate / self.bandwidth[ranks], 1.0)
+        found: Float64 = held + written - held * written
+        return found
 
 
 def _named(program: Program, names: frozenset[str]) -> Bool:
@@ -94,8 +118,9 @@ def taken(program: Program, s: Scenario, placement: Int64) -> Taken | None:
 
     Unless `run.overlap_slowdown` says otherwise, collectives take what the device of each rank
     states, and so do shifts within a node. Other messages take nothing: between nodes NCCL gives
-    them 2 channels a peer, within one they are short. Nor do tensor-parallel collectives in pieces
-    (`plan.tp_overlap` all), which copy engines carry.
+    them 2 channels a peer, within one they are short. Tensor-parallel collectives in pieces
+    (`plan.tp_overlap` all), which copy engines carry, take memory bandwidth only. Where a device
+    states no SMs of collectives, flows take nothing.
     """
     stated = s.run.overlap_slowdown
     if not _takes(s):
@@ -105,13 +130,17 @@ def taken(program: Program, s: Scenario, placement: Int64) -> Taken | None:
         return found if found.flows.any() else None
     by_kind = np.array([default_shares(node.device) for node in s.cluster.kinds])
     flows, shifts = _named(program, frozenset(COLLECTIVES)), _named(program, frozenset({"shift"}))
-    if s.plan.tp_overlap == "all" and "tp" in program.streams:
-        flows &= program.stream != program.streams.index("tp")
     if not (by_kind.any() and (flows.any() or shifts.any())):
         return None
+    copied = np.zeros_like(flows)
+    if s.plan.tp_overlap == "all" and "tp" in program.streams:
+        copied = flows & (program.stream == program.streams.index("tp"))
     node = placement[: program.num_ranks] // s.cluster.ranks_per_node
-    near, far = by_kind[np.array(s.cluster.kind_of_node)[node]].T
-    found = Taken(flows, near, far, node)
+    kind = np.array(s.cluster.kind_of_node)[node]
+    near, far = by_kind[kind].T
+    memory = np.array([each.device.memory_bandwidth for each in s.cluster.kinds])[kind]
+    memory[near == 0] = np.inf
+    found = Taken(flows, near, far, node, copied, memory)
     if shifts.any():
         joint = program.joint[shifts]
         group = program.joint_group[joint][:, None] + program.classes[program.partition[joint]]
@@ -178,10 +207,12 @@ def moving(program: Program, s: Scenario, placement: Int64) -> Moving | None:
     flows = flows[np.argsort(program.rank[flows], kind="stable")]
     ranks = np.arange(len(program.tile_ranks) + 1)
     shapes, shape = _shapes(program, s, placement, flows)
+    latency, rate = _times(program, s.cluster, flows, shapes, shape)
+    crosses = np.array([one.nodes > 1 for one in shapes], bool)[shape]
     return Moving(
         works, np.searchsorted(program.rank[works], ranks),
         flows, np.searchsorted(program.rank[flows], ranks),
-        _latency(program, s, flows, shapes, shape), _shares(program, found, flows, shapes, shape),
+        latency, _shares(program, found, flows, crosses, rate),
     )  # fmt: skip
 
 
@@ -205,32 +236,30 @@ def _shapes(
     return shapes, shape[kind.reshape(-1)]
 
 
-def _latency(
-    program: Program, s: Scenario, flows: Int64, shapes: list[GroupShape], shape: Int64
-) -> Int64:
-    """Return the ticks that flows of some shapes (flows, tiles or 1) wait before bytes move."""
-    width = len(shapes)
-    pairs, number = np.unique(
-        program.cost[flows][:, None] * np.int64(width) + shape, return_inverse=True
-    )
-    ticks = []
-    for cost, at in zip(*(part.tolist() for part in np.divmod(pairs, width)), strict=True):
-        flow = program.costs[cost]
+def _times(
+    program: Program, cluster: Cluster, flows: Int64, shapes: list[GroupShape], shape: Int64
+) -> tuple[Int64, Float64]:
+    """Return the ticks that flows of some shapes (flows, tiles or 1) wait before bytes move, and
+    the bytes/s that then arrive at each rank.
+    """
+    cost = program.cost[flows][:, None]
+    pairs, number = np.unique(cost * np.int64(len(shapes)) + shape, return_inverse=True)
+    ticks, rate = [], []
+    for each, at in zip(*(part.tolist() for part in np.divmod(pairs, len(shapes))), strict=True):
+        flow = program.costs[each]
         assert not isinstance(flow, Work)  # a joint row is a flow
-        ticks.append(round(flow_model(flow, shapes[at], s.cluster).latency * TICKS_PER_SECOND))
-    found: Int64 = np.array(ticks, np.int64)[number.reshape(shape.shape)]
-    return found
+        model = flow_model(flow, shapes[at], cluster)
+        ticks.append(round(model.latency * TICKS_PER_SECOND))
+        share = arriving(flow, model.algorithm, shapes[at].ranks)
+        rate.append(share * model.bytes_per_s if share else 0.0)
+    number = number.reshape(shape.shape)
+    return np.array(ticks, np.int64)[number], np.array(rate)[number]
 
 
-def _shares(
-    program: Program, found: Taken, flows: Int64, shapes: list[GroupShape], shape: Int64
-) -> Int64:
-    """Return what flows of some shapes take of their ranks."""
-    parts = np.rint(np.stack([found.near, found.far]) * WHOLE).astype(np.int64)
-    crosses: Int64 = np.array([one.nodes > 1 for one in shapes], np.int64)[shape]
-    if (parts == parts[:, :1]).all():
-        parts, rank = parts[:, :1], np.zeros((1, 1), np.int64)
-    else:
-        rank = program.tile_ranks[program.rank[flows]].astype(np.int64)
-    share: Int64 = parts[crosses, rank]
-    return share
+def _shares(program: Program, found: Taken, flows: Int64, crosses: Bool, rate: Float64) -> Int64:
+    """Return what flows (flows, tiles or 1) take of their ranks."""
+    alike = all((part == part[0]).all() for part in (found.near, found.far, found.bandwidth))
+    ranks = np.zeros((1, 1), np.int64) if alike else program.tile_ranks[program.rank[flows]]
+    share = found.shares(ranks, crosses, found.copied[flows][:, None], rate)
+    parts: Int64 = np.rint(share * WHOLE).astype(np.int64)
+    return parts

@@ -20,7 +20,7 @@ from simulator.lower import buffers, offload, sharding
 from simulator.lower.blocks import Block, Blocks
 from simulator.lower.clipping import before_update
 from simulator.lower.optimizers import update_work
-from simulator.lower.passes import Passes, block_passes
+from simulator.lower.passes import Passes, block_passes, present
 from simulator.lower.places import is_summed, layout
 from simulator.lower.quantised import own_weight_cast, weight_cast
 from simulator.lower.segments import (
@@ -40,10 +40,8 @@ from simulator.lower.segments import (
 from simulator.lower.shapes import shapes
 from simulator.lower.trainable import (
     Stage,
-    Tuned,
     Tuning,
     embedding_weight,
-    layer_runs,
     low_weights,
     repeated_parameters,
     shares_embedding,
@@ -267,7 +265,7 @@ def _shift(bodies: StageBodies, layers: int) -> StageBodies:
 def _one_stage(s: Scenario, stage: Stage, checked: int, table: CostTable) -> StageBodies:
     parts = tuned(s)
     forward, backward, inputs, weights = chains = Passes([], [], [], [])  # but the first, from ends
-    for block, numbers in _present(parts, stage):
+    for block, numbers in present(parts, stage):
         for layer, passes in _copies(s, block, numbers, stage):
             forward += [seg._replace(layer=layer) for seg in passes.forward]
             for chain, one in zip(chains[1:], passes[1:], strict=True):
@@ -327,7 +325,7 @@ def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTab
     """Return the bodies of a stage whose blocks gather their weights (ZeRO's stage 3)."""
     parts = tuned(s)
     chains = sharding.Passes([], [], [], [], [])  # the backward ones from their ends
-    for block, numbers in _present(parts, stage):
+    for block, numbers in present(parts, stage):
         tied = shares_embedding(s, stage) and block.name == "head" and s.run.trains_all
         held = tied * embedding_weight(parts.blocks)  # and gathered for the embedding
         stay = sharding.stays(s, block.name, is_first=stage.is_first, is_last=stage.is_last)
@@ -339,7 +337,8 @@ def _one_gathering_stage(s: Scenario, stage: Stage, checked: int, table: CostTab
                 if s.run.detail == "stage" and not has_flows([*f, *b]):
                     f, b = coarse(f), coarse(b)
                 size = weight_bytes(s, block) - held * s.precision.weight
-                made[id(pair)] = sharding.gathering(s, f, b, size, block.trained - held, stay)
+                trained, copies = block.trained - held, sharding.gradient_copies(s, block.name)
+                made[id(pair)] = sharding.gathering(s, f, b, size, trained, stay, copies)
             for at, (chain, one) in enumerate(zip(chains, made[id(pair)], strict=True)):
                 way = 1 if at < 2 else -1
                 chain += [segment._replace(layer=layer) for segment in one[::way]]
@@ -370,25 +369,6 @@ def _arrival(s: Scenario, receives: bool) -> list[Segment]:
         Segment(Work("parts received", seconds=0.0), COMPUTE),
         Segment(Flow("all_gather", float(size)), TP),
     ]
-
-
-def _present(parts: Tuned, stage: Stage) -> list[tuple[Block, Sequence[int]]]:
-    """Return the kinds of block of a stage in forward order, and the numbers of those in a row.
-
-    Layers that predict further ahead count on from the last one.
-    """
-    runs: list[tuple[Block, Sequence[int]]] = []
-    for block, numbers in layer_runs(parts, stage):
-        if block is parts.blocks.decoder_layer:
-            runs.append((parts.blocks.bridge, (NONE,)))
-        runs.append((block, numbers))
-    if stage.is_first:
-        runs.insert(0, (parts.blocks.embedding, (NONE,)))
-    if stage.is_last:
-        runs.append((parts.blocks.head, (NONE,)))
-        for i, block in enumerate(parts.blocks.further):
-            runs.append((block, (NONE if i % 2 else stage.num_layers + i // 2,)))
-    return runs
 
 
 def _copies(

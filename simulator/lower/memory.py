@@ -19,6 +19,7 @@ from simulator.lower.optimizers import saved_state_bytes
 from simulator.lower.places import layout
 from simulator.lower.shapes import shapes
 from simulator.lower.sharding import expert_shards, held_bytes, is_gathering
+from simulator.lower.stage_buffers import stage_buffer_bytes
 from simulator.lower.trainable import (
     Stage,
     low_weights,
@@ -42,7 +43,8 @@ class StaticMemory:
     optimizer: float
     """Master weights and optimizer states."""
     buffers: float
-    """cuBLAS workspaces, and what linear layers keep for themselves."""
+    """cuBLAS workspaces, what linear layers keep for themselves, what stages of torch's pipelines
+    receive in."""
     host: float
     """In the memory of the host: gradients, master weights and states that are updated there."""
 
@@ -145,18 +147,19 @@ def rank_memory(s: Scenario) -> list[StaticMemory]:
     """Return what every rank of a pipeline holds all the time: its stages, and one set of buffers.
 
     A stage that lies on two ranks is held in full by both. Where weights are updated after every
-    microbatch, each one in flight has the version that its forward used.
+    microbatch, each one in flight has the version that its forward used. Buffers are those of a
+    rank, and of its stages.
     """
     every = static_memory(s)
 
-    def of_rank(stages: tuple[int, ...], versions: int) -> StaticMemory:
+    def of_rank(stages: tuple[int, ...], versions: int, of_stages: float) -> StaticMemory:
         held = [every[stage] for stage in stages]
         total = {f.name: sum(getattr(one, f.name) for one in held) for f in fields(StaticMemory)}
-        total |= {"buffers": held[0].buffers, "weights": versions * total["weights"]}
+        total |= {"buffers": held[0].buffers + of_stages, "weights": versions * total["weights"]}
         return StaticMemory(**total)
 
     found = layout(s)
-    return list(map(of_rank, found.stages, found.versions))
+    return list(map(of_rank, found.stages, found.versions, stage_buffer_bytes(s)))
 
 
 def static_memory(s: Scenario) -> list[StaticMemory]:

@@ -75,6 +75,8 @@ class Operator:
     """Of `kept_bytes` what only the gradient of the input needs, though it has a weight's too."""
     regathered: tuple[Flow, ...] = ()
     """Collectives at the head of `input_grad` that bring what only the weight's gradient needs."""
+    hole_bytes: float = 0.0
+    """While its backward runs, freed and of no use to it: shorter than the tensors it makes."""
     stream_bytes: float = 0.0
     """Gradient of the residual stream, which waits while the backward of a branch runs."""
     params: int = 0
@@ -421,6 +423,8 @@ def cross_entropy(
       With `parallel`, logits divided over ranks, torch's `loss_parallel`
       (torch/distributed/tensor/parallel/loss.py) runs it term by term: logits less their largest,
       exponentials, their sum, logarithms; backward zeros, exponentials, their sum, a product.
+      Of the freed logits and their fp32 copy the gradients of the latter take as much as they are
+      long: what is left, as short as the logits, serves none of them (tests/test_allocator.py).
     - ``compiled``: nothing but the logits; each pass reads them (two, with `parallel`, for a sum
       over ranks lies between) and the gradient is written as short as they are.
     """
@@ -444,6 +448,7 @@ def cross_entropy(
         kept_bytes=kept * size,
         forward_bytes=passing * size,
         backward_bytes=passing_back * size,
+        hole_bytes=a * size if kind == "eager" and short else 0.0,
     )
 
 

@@ -7,7 +7,7 @@ and both halves compute the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,8 +30,9 @@ from simulator.lower.segments import (
     recomputing,
     segments,
 )
-from simulator.lower.sharding import is_gathering
-from simulator.program import Memory
+from simulator.lower.sharding import gradient_copies, is_gathering
+from simulator.lower.trainable import Stage, Tuned, layer_runs
+from simulator.program import NONE, Memory
 
 
 class Passes(NamedTuple):
@@ -41,6 +42,25 @@ class Passes(NamedTuple):
     backward: list[Segment]
     input_grad: list[Segment]
     weight_grad: list[Segment]
+
+
+def present(parts: Tuned, stage: Stage) -> list[tuple[Block, Sequence[int]]]:
+    """Return the kinds of block of a stage in forward order, and the numbers of those in a row.
+
+    Layers that predict further ahead count on from the last one.
+    """
+    runs: list[tuple[Block, Sequence[int]]] = []
+    for block, numbers in layer_runs(parts, stage):
+        if block is parts.blocks.decoder_layer:
+            runs.append((parts.blocks.bridge, (NONE,)))
+        runs.append((block, numbers))
+    if stage.is_first:
+        runs.insert(0, (parts.blocks.embedding, (NONE,)))
+    if stage.is_last:
+        runs.append((parts.blocks.head, (NONE,)))
+        for i, block in enumerate(parts.blocks.further):
+            runs.append((block, (NONE if i % 2 else stage.num_layers + i // 2,)))
+    return runs
 
 
 def block_passes(s: Scenario, block: Block, shared: bool, recompute: str) -> Passes:
@@ -58,7 +78,9 @@ def block_passes(s: Scenario, block: Block, shared: bool, recompute: str) -> Pas
         return 0.0 if shared and o.tied else float(o.trained * size)
 
     def unreduced(index: int, o: Operator) -> float:
-        return gradient(index, o) * s.precision.weight / size if is_gathering(s) else 0.0
+        if not is_gathering(s):
+            return 0.0
+        return gradient(index, o) * s.precision.weight / size * gradient_copies(s, o.name)
 
     def everything(_index: int, o: Operator) -> float:
         return o.kept_bytes

@@ -64,6 +64,8 @@ class Pass(NamedTuple):
     """Whether it completes weight gradients."""
     passing: Callable[[Operator], float]
     """Bytes that are alive only while an operator runs."""
+    wasted: Callable[[Operator], float] = lambda _operator: 0.0
+    """Bytes that are free then and serve nothing."""
 
 
 def _nothing(_operator: Operator, _kept: float) -> float:
@@ -80,7 +82,7 @@ FORWARD = Pass(
 )  # fmt: skip
 BACKWARD = Pass(
     "B", lambda o: o.backward, reverse=True, brings=_nothing, frees=_all, completes=True,
-    passing=lambda o: o.backward_bytes + o.stream_bytes,
+    passing=lambda o: o.backward_bytes + o.stream_bytes, wasted=lambda o: o.hole_bytes,
 )  # fmt: skip
 RECOMPUTE = FORWARD._replace(name="recompute", passing=lambda o: o.forward_bytes + o.stream_bytes)
 """Beside what is computed again the gradient of the layer's output waits."""
@@ -98,7 +100,7 @@ def _input_passing(o: Operator) -> float:
 INPUT_GRAD = Pass(
     "I", lambda o: o.input_grad_alone, reverse=True,
     brings=lambda o, _: o.output_grad_bytes if o.weight_grad else 0.0,
-    frees=_input_only, completes=False, passing=_input_passing,
+    frees=_input_only, completes=False, passing=_input_passing, wasted=lambda o: o.hole_bytes,
 )  # fmt: skip
 """Gradients of inputs alone: what a product has read, and the gradient of what it has made, wait
 for its weight's."""
@@ -134,19 +136,21 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
     out: list[Segment] = []
     kernels: list[Kernel] = []
     alloc = free = full = most = 0.0  # `most` is alive at once of what these kernels bring
+    spread = 0.0  # and `spread` is taken of addresses
     grads = {False: 0.0, True: 0.0}  # by whether they are experts'
     aside = False
 
     def close() -> None:
-        nonlocal alloc, free, full, most
+        nonlocal alloc, free, full, most, spread
         if kernels:
             name = kernels[0].name if detail == "kernel" else f"{block.name} {run.name}"
             passing = most - alloc - full
-            brought = Memory(alloc, passing, unreduced=full)
-            work = Work(name, tuple(kernels), None, brought, Memory(free, passing))
+            holes = spread - most
+            brought = Memory(alloc, passing, unreduced=full, holes=holes)
+            work = Work(name, tuple(kernels), None, brought, Memory(free, passing, holes=holes))
             out.append(Segment(work, COMPUTE, aside=aside))
         kernels.clear()
-        alloc = free = full = most = 0.0
+        alloc = free = full = most = spread = 0.0
 
     def complete() -> None:
         """Hand over gradients where a run of kernels ends, whatever the detail."""
@@ -179,7 +183,8 @@ def segments(block: Block, run: Pass, detail: str, holding: Holding) -> list[Seg
             if i == own[0]:
                 alloc += run.brings(operator, holding.kept(index, operator))
                 full += holding.unreduced(index, operator) if run.completes else 0.0
-            most = max(most, alloc + full - free + run.passing(operator))
+            now = alloc + full - free + run.passing(operator)
+            most, spread = max(most, now), max(spread, now + run.wasted(operator))
             if i == own[-1]:
                 free += run.frees(operator, holding.kept(index, operator))
             if run.completes and i == own[-1]:
@@ -278,22 +283,26 @@ def _join(group: list[Segment]) -> list[Segment]:
     return rows
 
 
+HOLES = Memory._fields.index("holes")
+
+
 def _level(works: list[Work]) -> tuple[Memory, Memory]:
     """Return what works move that begin and end together, alive at once as much as in turn.
 
     What is kept comes alive at its own peak. Transients are what is more than that when most is
-    alive; below zero where the peaks of what else there is fall apart.
+    alive; below zero where the peaks of what else there is fall apart. Holes are what is reserved
+    beyond that.
     """
     level = highest = (0.0,) * len(Memory._fields)
-    most = 0.0
+    most = spread = 0.0
     for work in works:
         level = tuple(have + more for have, more in zip(level, work.alloc, strict=True))
         highest = tuple(map(max, highest, level))
-        most = max(most, sum(level))
+        most, spread = max(most, sum(level[:HOLES])), max(spread, sum(level))
         level = tuple(have - less for have, less in zip(level, work.free, strict=True))
-    lasting = Memory(*highest)._replace(transients=0.0)
-    alloc = lasting._replace(transients=most - lasting.total)
-    left = Memory(*level)._replace(transients=0.0)
+    lasting = Memory(*highest)._replace(transients=0.0, holes=0.0)
+    alloc = lasting._replace(transients=most - lasting.total, holes=spread - most)
+    left = Memory(*level)._replace(transients=0.0, holes=0.0)
     return alloc, Memory(*(a - b for a, b in zip(alloc, left, strict=True)))
 
 

@@ -147,14 +147,26 @@ def stays(s: Scenario, block: str, *, is_first: bool, is_last: bool) -> int:
     return BY_MICROBATCH if block == "head" and turns else BY_USE
 
 
-def exchange(s: Scenario, size: float, longer: float = 0.0) -> list[Segment]:
+def gradient_copies(s: Scenario, name: str) -> int:
+    """Return how many tp ranks have a whole gradient each of what they hold a part of, by operator.
+
+    DTensor has no rule by which the gradient of an embedding whose rows are divided is divided too
+    (torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy); FSDP2 cuts
+    it where it is reduced (`FSDPParam._get_grad_inner_tensor`).
+    """
+    whole = s.run.layer_code == "torchtitan" and name == "embedding"
+    return s.plan.tp if whole else 1
+
+
+def exchange(s: Scenario, size: float, longer: float = 0.0, beside: float = 0.0) -> list[Segment]:
     """Return the sum of `size` bytes of gradients: over the shards, then of a shard over replicas.
 
     A stage that lies on two ranks has a replica of its shards on each. Where gradients are kept
     sharded (from stage 2 on) those in full are released when it ends.
-    `longer` are the bytes by which the copy that is reduced is longer than the gradients.
+    `longer` are the bytes by which the copy that is reduced is longer than the gradients, `beside`
+    those that are released with it.
     """
-    freed = Memory(unreduced=size) if s.plan.zero > 1 else NOTHING
+    freed = Memory(unreduced=size + beside) if s.plan.zero > 1 else NOTHING
     scatter = Flow("reduce_scatter", size, alloc=Memory(unreduced=longer), free=freed)
     rows = [Segment(scatter, REDUCE, place=BRANCH)]
     if s.plan.shards < s.plan.replicas or layout(s).copies > 1:
@@ -182,6 +194,7 @@ def gathering(
     size: float,
     trained: int,
     stay: int,
+    copies: int = 1,
 ) -> Passes:
     """Return the passes of a block under stage 3.
 
@@ -192,6 +205,7 @@ def gathering(
         size: bytes of the weights that are gathered.
         trained: parameters whose gradients are reduced.
         stay: one of `BY_USE`, `BY_MICROBATCH`, `BY_STEP`.
+        copies: ranks that have each other's part of the gradients too, until these are reduced.
 
     `backward` brings the gradients of weights alive, as long as these.
     """
@@ -209,7 +223,7 @@ def gathering(
     if not backward:
         chain = one(forward, True, True)
         return Passes(first=chain, forward=chain, begin=[], backward=[], last=[])
-    sums = _sums(s, trained, full, reduced) if trained else (_Sum((), []),) * 3
+    sums = _sums(s, trained, full, reduced, copies) if trained else (_Sum((), []),) * 3
 
     def summed(which: int, frees: bool) -> list[Segment]:
         chain = _running(s, one(backward, stay == BY_USE, frees), last=sums[which].kernels)
@@ -253,28 +267,32 @@ class _Sum(NamedTuple):
     then: list[Segment]
 
 
-def _sums(s: Scenario, trained: int, full: float, reduced: float) -> tuple[_Sum, _Sum, _Sum]:
+def _sums(
+    s: Scenario, trained: int, full: float, reduced: float, copies: int
+) -> tuple[_Sum, _Sum, _Sum]:
     """Return how the gradients of a block are summed: a step's first ones, those between, the last.
 
     They are as long as weights, `full` bytes in all, until they are copied in the precision they
     are reduced in, `reduced` bytes. With `plan.no_sync` that copy stays, later ones are added to
-    it, and the last backward reduces it.
+    it, and the last backward reduces it. Until then `copies` ranks have each other's part too.
     """
     p, made = s.precision, after_backward(s, trained)
     if not s.plan.no_sync or s.num_microbatches == 1:
         kernels = made + before_reduction(s, trained, p.weight)
-        each = _Sum(kernels, exchange(s, reduced, longer=reduced - full))
+        each = _Sum(kernels, exchange(s, reduced, reduced - full, (copies - 1) * full))
         return each, each, each
+    full, summed = full * copies, reduced * copies
     name, gone = "gradient accumulation", Memory(unreduced=full)
 
     def work(moved: float, alloc: Memory, free: Memory) -> list[Segment]:
-        kernel = Kernel(name, float(trained), moved, "fp32")
+        kernel = Kernel(name, float(trained * copies), moved, "fp32")
         return [Segment(Work(name, (kernel,), None, alloc, free), COMPUTE)]
 
-    cast = work(full + reduced, Memory(unreduced=reduced), gone) if reduced != full else []
-    added = work(full + 2 * reduced, NOTHING, gone)
+    cast = work(full + summed, Memory(unreduced=summed), gone) if summed != full else []
+    added = work(full + 2 * summed, NOTHING, gone)
     ready = added + _works(before_reduction(s, trained, p.gradient))
-    return _Sum(made, cast), _Sum(made, added), _Sum(made, ready + exchange(s, reduced))
+    reduction = exchange(s, reduced, beside=summed - reduced)
+    return _Sum(made, cast), _Sum(made, added), _Sum(made, ready + reduction)
 
 
 def _on_work(

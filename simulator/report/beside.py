@@ -78,10 +78,12 @@ def _by_device(s: Scenario) -> Iterator[str]:
         )
     if len(without) < len(devices):
         held = ", ".join(_held(device) for device in devices if device.communication_units)
-        pieces = ", nor do tensor-parallel collectives in pieces" * (s.plan.tp_overlap == "all")
+        pieces = ", tensor-parallel collectives in pieces no SMs" * (s.plan.tp_overlap == "all")
         yield (
-            f"a collective holds {held} while it {WHILE[s.run.network]}; messages between stages "
-            f"take nothing{pieces} (run.overlap_slowdown states another share, of messages too)"
+            f"a collective holds {held}, and bytes that arrive at a rank take their share of its "
+            f"memory bandwidth from kernels, while it {WHILE[s.run.network]}; messages between "
+            f"stages take nothing{pieces} (run.overlap_slowdown states another share, of messages "
+            "too)"
         )
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from simulator.program import NONE, Int64, Memory, Program
+from simulator.program import ALLOCATED, NONE, Int64, Memory, Program
 from simulator.timeline import Timeline
 
 Float64 = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ class MemoryTimeline:
 
     program: Program
     timeline: Timeline
-    parts: tuple[str, ...] = Memory._fields
+    parts: tuple[str, ...] = ALLOCATED
     """What of it is counted, fields of `Memory`."""
 
     @cached_property
@@ -39,6 +39,12 @@ class MemoryTimeline:
     def only(self, *parts: str) -> MemoryTimeline:
         """Return the same, counting some parts only."""
         return replace(self, parts=parts)
+
+    @cached_property
+    def spread(self) -> Float64:
+        """Most bytes at any time, by rank, with holes between them that serve nothing."""
+        holed = any(cost.alloc.holes for cost in self.program.costs)
+        return self.only(*Memory._fields).peak if holed else self.peak
 
     @cached_property
     def peak(self) -> Float64:

@@ -7,9 +7,10 @@ import numpy as np
 from simulator.describe.scenario import Scenario
 from simulator.hardware.outside import nccl_bytes
 from simulator.lower.memory import bytes_per_parameter, more_buffer_bytes, rank_memory
-from simulator.program import ACTIONS, NONE
+from simulator.program import ACTIONS, ALLOCATED, NONE
 from simulator.report.host import host_lines
 from simulator.report.memory import Peak
+from simulator.report.reserve import given_back
 from simulator.report.result import Result
 from simulator.report.sharding import sharding_memory
 from simulator.report.text import stages_head, stages_text, table
@@ -17,6 +18,10 @@ from simulator.units import format_bytes
 
 LASTING = ("weights", "gradients", "optimizer", "buffers")
 """Parts that are alive all the time, fields of `StaticMemory`."""
+
+POOLS = ("gathering", "holes")
+"""What is reserved and not allocated at the peak: pools of gathers, holes between tensors."""
+TOTALS = ("allocated", *POOLS, "reserved", "device")
 
 
 def memory_text(result: Result, s: Scenario) -> str:
@@ -29,29 +34,24 @@ def memory_text(result: Result, s: Scenario) -> str:
         peaks.append(f"  {stages_head(result)} {stages_text(stages)}: {_alive(result, peak)}")
         sizes = [float(getattr(held, part)) for part in LASTING]
         sizes[LASTING.index("buffers")] += float(more[rank])
-        sizes += [*peak.memory, *(float(most[rank]) for most in _totals(result))]
+        sizes += [*(getattr(peak.memory, part) for part in ALLOCATED)]
+        sizes += [float(most[rank]) for most in _totals(result)]
         parameters = f"{held.params:,}"
         rows.append([stages_text(stages), parameters, *map(format_bytes, sizes)])
-    passing = peak.memory._fields
-    head = [
-        stages_head(result),
-        "parameters",
-        *LASTING,
-        *passing,
-        "allocated",
-        "reserved",
-        "device",
-    ]
+    head = [stages_head(result), "parameters", *LASTING, *ALLOCATED, *TOTALS]
     columns = zip(head, *rows, strict=True)
-    shown = [column for column in columns if column[0] not in passing or _any(column[1:])]
+    maybe = (*ALLOCATED, *POOLS)
+    shown = [column for column in columns if column[0] not in maybe or _any(column[1:])]
     lines = [table([list(row) for row in zip(*shown, strict=True)]), "", "at the peak:", *peaks, ""]
     if s.plan.shards > 1:
         lines.append(sharding_memory(s.plan, bytes_per_parameter(s)))
     return "\n".join([*lines, *map(str.strip, host_lines(result, s)), _fits(result, s)])
 
 
-def _totals(result: Result) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return result.peak_memory_bytes, result.reserved_memory_bytes, result.device_memory_bytes
+def _totals(result: Result) -> tuple[np.ndarray, ...]:
+    pools = (getattr(result.reserve, part) for part in result.reserve._fields[: len(POOLS)])
+    reserved, device = result.reserved_memory_bytes, result.device_memory_bytes
+    return (result.peak_memory_bytes, *pools, reserved, device)
 
 
 def _any(sizes: tuple[str, ...]) -> bool:
@@ -85,9 +85,15 @@ def _fits(result: Result, s: Scenario) -> str:
     verdict = "fits" if result.summary.fits_device else "DOES NOT FIT"
     kinds = s.cluster.kinds
     lines = [
-        f"device{f' {node.device.name}' * (len(kinds) > 1)}: reserved, context "
+        f"device{f' {node.device.name}' * (len(kinds) > 1)}: allocated, context "
         f"{format_bytes(node.device.context)}, NCCL {format_bytes(nccl_bytes(s, kind))}"
         for kind, node in enumerate(kinds)
     ]
     each = ", ".join(f"{format_bytes(n.device.memory)} on each {n.device.name}" for n in kinds)
+    back = given_back(result, s)
+    if result.summary.fits_device and back.any():
+        lines.append(
+            f"reserved, these and context are {format_bytes(back.max())} more than rank "
+            f"{back.argmax()}'s device has: the allocator gives cached memory back and tries again"
+        )
     return "\n".join([*lines, f"{each}: {verdict}"])

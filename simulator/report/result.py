@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from simulator.report.flows import FlowUse
     from simulator.report.links import LinkUse
     from simulator.report.plots import Plots
+    from simulator.report.reserve import Reserve
     from simulator.report.summary import Summary
 
 
@@ -199,18 +200,31 @@ class Result:
         static = self.tiled.static_bytes
         return self.memory.peak + (static if len(static) else 0.0)
 
+    @cached_property
+    def reserve(self) -> Reserve:
+        """What torch's allocator reserves beyond what is allocated at the peak, by rank."""
+        from simulator.report.reserve import reserve_of
+
+        return reserve_of(self)
+
     @property
     def reserved_memory_bytes(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Most bytes that the allocator has reserved, by rank (torch.cuda.max_memory_reserved)."""
-        reserve = 1.0 if self.scenario is None else self.scenario.run.allocator_reserve
-        return self.peak_memory_bytes * reserve
+        """Most bytes that the allocator has reserved, by rank (torch.cuda.max_memory_reserved).
+
+        Where a device has no room for them the allocator gives some back.
+        """
+        return self.peak_memory_bytes + self.reserve.total
 
     @property
     def device_memory_bytes(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Most bytes in use on each rank's device: reserved, the context, NCCL's buffers."""
-        return self.reserved_memory_bytes + (
-            0.0 if self.scenario is None else outside(self.scenario)
-        )
+        """Bytes that each rank's device must have.
+
+        Most that is allocated, times `run.allocator_reserve`, the context and NCCL's buffers. What
+        is reserved beyond that the allocator can give back.
+        """
+        if self.scenario is None:
+            return self.peak_memory_bytes
+        return self.peak_memory_bytes * self.scenario.run.allocator_reserve + outside(self.scenario)
 
     @cached_property
     def summary(self) -> Summary:

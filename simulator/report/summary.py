@@ -28,6 +28,7 @@ from simulator.report.devices import device_assumptions
 from simulator.report.experts import expert_assumptions
 from simulator.report.host import host_assumptions, host_memory
 from simulator.report.offload import offload_assumptions
+from simulator.report.reserve import reserve_assumption
 from simulator.report.samples import model_assumptions
 from simulator.report.save import SaveUse, save_assumptions, save_use
 from simulator.report.schedule import schedule_assumptions
@@ -81,9 +82,9 @@ class Summary:
     peak_memory_bytes: float
     """Allocated on the fullest rank, with the least room (torch.cuda.max_memory_allocated)."""
     reserved_memory_bytes: float
-    """Reserved by the allocator there (torch.cuda.max_memory_reserved)."""
+    """Reserved by the allocator there (torch.cuda.max_memory_reserved), were there room for it."""
     device_memory_bytes: float
-    """In use on its device: reserved, the driver's context, NCCL's buffers."""
+    """What its device must have: `run.allocator_reserve` x allocated, context, NCCL's buffers."""
     peak_memory_rank: int
     memory_capacity_bytes: float
     host_memory_bytes: float
@@ -391,8 +392,6 @@ def _saved_operators(s: Scenario) -> list[str]:
 
 def _memory_assumptions(s: Scenario) -> list[str]:
     """Return what was assumed of memory that the plan does not say."""
-    reserve = s.run.allocator_reserve
-    more = "no more than" if reserve == 1 else f"{reserve:.4g} times"
     products = {
         "torch": "linear layers hold nothing of their own",
         "megatron": "linear layers make an empty gradient in each backward",
@@ -407,7 +406,7 @@ def _memory_assumptions(s: Scenario) -> list[str]:
         "memory counts a tensor from the kernel that makes it to the last one that uses it, and "
         f"cuBLAS workspaces; {products}; the loss works {place}; the optimizer and "
         "the copies of collectives take none",
-        f"torch's allocator reserves {more} what is allocated at the peak (run.allocator_reserve); "
+        f"{reserve_assumption(s)}; "
         + " and ".join(
             f"on {'the device' if not s.cluster.is_mixed else node.device.name} the driver's "
             f"context takes {format_bytes(node.device.context)} and NCCL "

@@ -293,7 +293,9 @@ SOURCES = (
         build=sharded.torchtitan_memory,
         assumed=(
             "as torchtitan-step",
-            "torchtitan prints what is reserved (metrics.py); no fragmentation is assumed",
+            "torchtitan prints what is reserved (metrics.py): what is allocated, the pool of "
+            "FSDP2's gathers, what the loss leaves free, buffers of torch's pipelines for each "
+            "microbatch; no holes between tensors of layers",
         ),
     ),
     Source(
