@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from simulator import load, simulate, simulate_schedule
@@ -45,7 +44,7 @@ def folder(result: Result, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spans(result: Result) -> list[tuple[int, ...]]:
     """Return rank, step, start and end in nanoseconds of every op that takes time."""
     p, t = result.program, result.timeline
-    start, end = (np.round(moment / 1000).astype(np.int64) for moment in (t.start, t.end))
+    start, end = ((moment + 500) // 1000 for moment in (t.start, t.end))
     there = end > start
     columns = (p.rank[there], p.step[there], start[there], end[there])
     return sorted(zip(*(c.tolist() for c in columns), strict=True))
