@@ -85,8 +85,8 @@ class Kernel:
     count: int = 1
     """Times that it runs, one after the other."""
     algorithm: str = ""
-    """`GROUPED`, or a fused algorithm whose rate a device states, a key of `Device.fused`; empty
-    where neither is."""
+    """`GROUPED`, or what a device states a rate for: a fused algorithm, a key of `Device.fused`, or
+    a kind of kernel bound by memory, one of `MEMORY_KINDS`; empty where none is."""
 
 
 GROUPED = "grouped"

@@ -22,7 +22,9 @@ from simulator.hardware.network import (
     group_shapes,
     send_recv_seconds,
 )
+from simulator.lower import lower
 from simulator.lower.layers import blocks, shapes
+from simulator.lower.operators import streaming
 from simulator.program import Flow, Groups, Kernel, Work
 
 ClusterOf = Callable[..., Cluster]
@@ -187,3 +189,36 @@ def test_question_30_two_nodes_are_slower_than_one(
         for n in (1, 2)
     )
     assert two > one
+
+
+# 2 kB pass over a buffer at 0.8 of 1 TB/s in 2.5 ns, others at half of it in 4 ns.
+def test_passes_over_whole_buffers_run_at_a_rate_of_their_own(cluster_of):
+    device = cluster_of(
+        device={
+            "memory_bandwidth": 1e12,
+            "memory_efficiency": 0.5,
+            "memory_efficiency_in": {"stream": 0.8},
+        }
+    ).node.device
+    pass_over = streaming("clear", 0.0, 2000)
+    assert kernel_seconds(pass_over, device) == (pytest.approx(2.5e-9), "memory")
+    other = replace(pass_over, algorithm="")
+    assert kernel_seconds(other, device) == (pytest.approx(4e-9), "memory")
+
+
+# Fused Adam and the copies of FSDP2 pass over whole buffers; norms do not, nor a loss of six kernels.
+@pytest.mark.parametrize(
+    ("name", "streams"),
+    [
+        ("adamw", True),
+        ("copy of gradients", True),
+        ("loss", False),
+        ("clip gradients", True),
+        ("mlp norm", False),
+    ],
+)
+def test_optimizers_copies_and_clipping_stream(scenario_of, llama, name, streams):
+    plan, run = {"dp": 4, "zero": 3}, {"clip_grad": True}
+    costs = lower(scenario_of(model=llama, batch=4, plan=plan, run=run)).costs
+    found = {k.algorithm for c in costs for k in getattr(c, "kernels", ()) if k.name == name}
+    assert found == {"stream" if streams else ""}

@@ -27,10 +27,11 @@ from simulator.errors import DescriptionError, suggestion
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 """Precisions that a device may state a peak rate for."""
 
-MEMORY_KINDS = ("permutation", "scatter")
-"""Kinds of memory-bound kernels that a device may state a rate of their own for: one that copies
-rows of tokens to their places or sums them from there, and torch's `index_add_` and `scatter_add_`
-of such rows, whose sums are atomic."""
+MEMORY_KINDS = ("stream", "permutation", "scatter")
+"""Kinds of memory-bound kernels that a device may state a rate of their own for: one that passes
+once over whole buffers of weights, gradients, states or logits, as a copy or STREAM's Triad does;
+one that copies rows of tokens to their places or sums them from there; and torch's `index_add_` and
+`scatter_add_` of such rows, whose sums are atomic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,12 @@ from functools import partial
 
 from simulator.describe.optimizer import Pass
 from simulator.describe.scenario import Scenario
-from simulator.lower.operators import FP32
+from simulator.lower.operators import FP32, streaming
 from simulator.lower.places import is_summed
 from simulator.lower.segments import COMPUTE, Segment
 from simulator.lower.sharding import held_bytes, sums_experts
 from simulator.lower.tensors import Tensors
-from simulator.program import NOTHING, Kernel, Memory, Work
+from simulator.program import NOTHING, Memory, Work
 
 Exchange = Callable[[float], list[Segment]]
 """How a number of bytes of gradients is summed over dp."""
@@ -83,7 +83,7 @@ def copied(s: Scenario, count: int, *, used: bool) -> tuple[list[Segment], Memor
         return [], NOTHING
     held = Memory(transients=float(FP32 * count))
     size = float((held_bytes(s).gradient + FP32) * count)
-    kernel = Kernel("copy gradients", 0.0, size, "fp32")
+    kernel = streaming("copy gradients", 0.0, size)
     work = Work(kernel.name, (kernel,), None, held, NOTHING if used else held)
     return [Segment(work, COMPUTE)], held if used else NOTHING
 
@@ -100,4 +100,4 @@ def separate_copies(s: Scenario, passes: Sequence[Pass]) -> list[Pass]:
 
 def _pass(name: str, size: float, times: int) -> Segment:
     """Return a pass over gradients, bound by the bytes that it moves."""
-    return Segment(Work(name, (Kernel(name, 0.0, times * size, "fp32"),)), COMPUTE)
+    return Segment(Work(name, (streaming(name, 0.0, times * size),)), COMPUTE)

@@ -17,7 +17,7 @@ import numpy as np
 
 from simulator.describe.scenario import Scenario
 from simulator.lower.buffers import gradient_bytes
-from simulator.lower.operators import FP32
+from simulator.lower.operators import FP32, streaming
 from simulator.lower.segments import (
     COMPUTE,
     DP,
@@ -31,7 +31,7 @@ from simulator.lower.segments import (
     TP,
     Segment,
 )
-from simulator.program import ACTION_CODE, NONE, Flow, Int8, Int16, Int32, Kernel, Work
+from simulator.program import ACTION_CODE, NONE, Flow, Int8, Int16, Int32, Work
 
 
 def before_update(s: Scenario, count: int) -> list[Segment]:
@@ -45,7 +45,7 @@ def before_update(s: Scenario, count: int) -> list[Segment]:
     def kernel(name: str, times: int, flops: int) -> list[Segment]:
         if not count:
             return []
-        return [Segment(Work(name, (Kernel(name, float(flops * count), times * size, "fp32"),)),
+        return [Segment(Work(name, (streaming(name, flops * count, times * size),)),
                         COMPUTE)]  # fmt: skip
 
     rows = []

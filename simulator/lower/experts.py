@@ -23,7 +23,7 @@ import numpy as np
 from simulator.describe.model import Model
 from simulator.lower import operators as op
 from simulator.lower.dispatch import WAYS, Sizes, sorting
-from simulator.lower.operators import FP32, Elements, Operator, Part
+from simulator.lower.operators import FP32, Elements, Operator, Part, streaming
 from simulator.lower.parallel import linear, parallel
 from simulator.lower.quantised import in_fp8
 from simulator.lower.routing import choice, counts
@@ -209,7 +209,7 @@ def grouped(
     weight_grad: tuple[Part, ...] = (wgrad,)
     if e.accumulation == "separate":
         added = (e.activation + 2 * e.gradient) * weights
-        weight_grad = (wgrad, Kernel(f"{name} accumulation", weights, added, "fp32"))
+        weight_grad = (wgrad, streaming(f"{name} accumulation", weights, added))
     apart = e.accumulation == "separate" or (e.accumulation == "fused" and e.placeholder)
     o = Operator(
         name=name,

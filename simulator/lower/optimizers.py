@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from simulator.describe.optimizer import OPTIMIZERS, Optimizer, Pass
 from simulator.describe.scenario import Scenario
 from simulator.lower.buffers import gradient_bytes, separate_copies
-from simulator.lower.operators import FP32
+from simulator.lower.operators import FP32, streaming
 from simulator.lower.sharding import held_bytes, own_share
 from simulator.lower.tensors import Tensors, elements
 from simulator.program import Kernel, Work
@@ -61,7 +61,7 @@ def _elementwise(passes: Sequence[Pass], sizes: dict[str, float], flops: float) 
     """Return a kernel for each pass; one that would only write an absent copy is left out."""
     kept = [p for p in passes if p.writes != "c" or sizes["c"]]
     return [
-        Kernel(p.name, flops / len(kept), float(sum(sizes[x] for x in p.reads + p.writes)), "fp32")
+        streaming(p.name, flops / len(kept), sum(sizes[x] for x in p.reads + p.writes))
         for p in kept
     ]
 

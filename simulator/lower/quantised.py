@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.lower.operators import Along, Beside, Elements, Operator, Part
+from simulator.lower.operators import Along, Beside, Elements, Operator, Part, streaming
 from simulator.program import Flow, Kernel
 
 FP8 = "fp8"
@@ -133,4 +133,4 @@ def own_weight_cast(e: Elements, params: int, ranks: int) -> Kernel:
     """Cast a rank's part of weights once a step, where they are gathered in fp8 for each use."""
     size = params / ranks
     moved = (e.cast + e.transposed * e.directed) * size
-    return Kernel("weight cast", size, float(moved), "fp32")
+    return streaming("weight cast", size, moved)

@@ -15,6 +15,7 @@ from typing import Literal
 
 from simulator.describe.plan import ShardingLibrary
 from simulator.describe.scenario import Scenario
+from simulator.lower.operators import streaming
 from simulator.program import Kernel
 
 
@@ -56,13 +57,14 @@ LIBRARIES: Mapping[ShardingLibrary, Copies] = {
 def after_gather(s: Scenario, size: float) -> tuple[Kernel, ...]:
     """Return what copies `size` gathered bytes of weights to where they are used."""
     moved = LIBRARIES[s.plan.sharding_library].gathered * size
-    return (_kernel("copy of gathered weights", size / s.precision.weight, moved),) if moved else ()
+    count = size / s.precision.weight
+    return (streaming("copy of gathered weights", count, moved),) if moved else ()
 
 
 def after_backward(s: Scenario, trained: int) -> tuple[Kernel, ...]:
     """Return what collects the gradients of `trained` parameters that a backward has made."""
     moved = LIBRARIES[s.plan.sharding_library].made * s.precision.weight * trained
-    return (_kernel("collection of gradients", trained, moved),) if moved else ()
+    return (streaming("collection of gradients", trained, moved),) if moved else ()
 
 
 def before_reduction(s: Scenario, trained: int, word: int) -> tuple[Kernel, ...]:
@@ -75,8 +77,4 @@ def before_reduction(s: Scenario, trained: int, word: int) -> tuple[Kernel, ...]
         "copy of gradients": (word + reduced) * copied,
         "division of gradients": copies.reduced * reduced,
     }
-    return tuple(_kernel(name, trained, each * trained) for name, each in moved.items() if each)
-
-
-def _kernel(name: str, elements: float, moved: float) -> Kernel:
-    return Kernel(name, float(elements), float(moved), "fp32")
+    return tuple(streaming(name, trained, each * trained) for name, each in moved.items() if each)

@@ -22,6 +22,7 @@ import numpy as np
 from simulator.describe.model import Model
 from simulator.describe.plan import Plan
 from simulator.describe.scenario import Scenario
+from simulator.lower.operators import streaming
 from simulator.lower.places import layout
 from simulator.lower.segments import (
     AHEAD,
@@ -285,7 +286,7 @@ def _sums(
     name, gone = "gradient accumulation", Memory(unreduced=full)
 
     def work(moved: float, alloc: Memory, free: Memory) -> list[Segment]:
-        kernel = Kernel(name, float(trained * copies), moved, "fp32")
+        kernel = streaming(name, trained * copies, moved)
         return [Segment(Work(name, (kernel,), None, alloc, free), COMPUTE)]
 
     cast = work(full + summed, Memory(unreduced=summed), gone) if summed != full else []

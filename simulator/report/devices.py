@@ -7,6 +7,7 @@ from simulator.describe.scenario import Scenario
 from simulator.hardware.calibration import measured
 from simulator.hardware.power import clock_left
 from simulator.lower.bodies import stage_bodies
+from simulator.lower.operators import STREAM
 from simulator.program import OFF_DEVICE, Work
 from simulator.units import format_seconds
 
@@ -32,12 +33,14 @@ def _of_kernels(s: Scenario, node: Node) -> list[str]:
     """Return what is assumed of kernels on a kind of node, which is named where there are more."""
     device = node.device
     where = f"on {device.name}: " if s.cluster.is_mixed else ""
+    stream = device.memory_efficiency_in.get(STREAM)
     return [
         *(f"{where}{line}" for line in _calibrated(s, device)),
         *(f"{where}{line}" for line in _limited(device)),
         f"{where}matrix products sustain {_sustained(s, device):.1%} of the "
         f"{s.precision.fastest} peak{TILED[device.compute_units is not None]}, and memory-bound "
-        f"kernels {device.memory_efficiency:.1%} of the memory bandwidth, whatever their size",
+        f"kernels {device.memory_efficiency:.1%} of the memory bandwidth, whatever their size"
+        + (f" (passes over whole buffers {stream:.1%})" if stream else ""),
         f"{where}each kernel starts {format_seconds(device.launch_overhead)} after the one before "
         f"it{HOST[node.host_launch > 0].format(format_seconds(node.host_launch))}",
     ]
