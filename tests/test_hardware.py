@@ -206,7 +206,7 @@ def test_passes_over_whole_buffers_run_at_a_rate_of_their_own(cluster_of):
     assert kernel_seconds(other, device) == (pytest.approx(4e-9), "memory")
 
 
-# Fused Adam and the copies of FSDP2 pass over whole buffers; norms do not, nor a loss of six kernels.
+# Fused Adam and copies of FSDP2 pass over whole buffers; norms do not, nor a loss of six kernels.
 @pytest.mark.parametrize(
     ("name", "streams"),
     [
