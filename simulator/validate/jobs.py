@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from simulator.pool import cores, mapped
@@ -21,10 +22,8 @@ class Task(NamedTuple):
     """Some of the rows of a source."""
 
     source: str
-    first: int
-    """Index of the first one."""
-    every: int
-    """How many there are from one to the next."""
+    rows: tuple[int, ...]
+    """Their indices."""
 
 
 def rerun_all(
@@ -37,19 +36,27 @@ def rerun_all(
         jobs: processes, this one alone for 1; as many as there are processors when absent.
         watch: sees each task end.
     """
-    counts = {source.name: len(source.rows()) for source in sources}
-    tasks = [
-        Task(name, first, -(-count // ROWS))
-        for name, count in counts.items()
-        for first in range(-(-count // ROWS))
-    ]
-    found: dict[str, Found] = {name: [Unexpressed("", "")] * n for name, n in counts.items()}
+    tasks = [task for source in sources for task in _dealt(source)]
+    found: dict[str, dict[int, Outcome | Unexpressed]] = {source.name: {} for source in sources}
     parts = mapped(_run, tasks, jobs or cores())
     for task, part in zip(tasks, watch(parts, len(tasks)), strict=True):
-        found[task.source][task.first :: task.every] = part
-    return [report_of(source, found[source.name]) for source in sources]
+        found[task.source].update(zip(task.rows, part, strict=True))
+    return [report_of(s, [one for _, one in sorted(found[s.name].items())]) for s in sources]
+
+
+def _dealt(source: Source) -> list[Task]:
+    """Return the tasks of a source; rows that may describe the same run are in one of them."""
+    rows = source.rows()
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i, row in enumerate(rows):
+        key = tuple(row[name] for name in source.together) or (str(i),)
+        groups.setdefault(key, []).append(i)
+    every, dealt = -(-len(rows) // ROWS), [*groups.values()]
+    hands = [tuple(chain.from_iterable(dealt[first::every])) for first in range(every)]
+    return [Task(source.name, hand) for hand in hands if hand]
 
 
 def _run(task: Task) -> Found:
     (source,) = named((task.source,))
-    return [rerun_row(source, row) for row in source.rows()[task.first :: task.every]]
+    rows = source.rows()
+    return [rerun_row(source, rows[i]) for i in task.rows]

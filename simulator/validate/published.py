@@ -55,6 +55,8 @@ class Source:
     build: Callable[[Row], Case]
     """Raises `DescriptionError` with the reason why a row cannot be expressed."""
     kind: Kind = "predicted"
+    together: tuple[str, ...] = ()
+    """Columns that say alike in rows which describe the same run."""
     """`calibrated`: constants of the cost model may be fitted to its rows."""
     holds: Callable[[Row], bool] = bool
     """Whether a row of the file belongs to this source; all do unless a file serves several."""

@@ -306,6 +306,7 @@ SOURCES = (
         unit="s", printed="tokens/s a GPU",
         label="{product} {container} {system} {precision} {model} on {n_gpus}",
         build=nemo.nemo,
+        together=("system", "model", "n_gpus"),
         assumed=(
             "what the authors' recipes say, of the version nearest to a row's release, each with "
             "its commit in validate/nemo_recipes.py: recomputation, layers offloaded, the "
