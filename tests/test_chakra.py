@@ -326,7 +326,7 @@ def test_the_command_line_writes_and_reads(tmp_path):
     assert "4 traces of 3,590 nodes as x.RANK.et, groups in x.comm_groups.json" in done.stdout
     done = trainsim(tmp_path, "import", "chakra", "x", "--json", "-")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["step_times_s"] == pytest.approx([1.4495], rel=1e-3)
+    assert json.loads(done.stdout)["step_times_s"] == pytest.approx([1.4346], rel=1e-3)
 
 
 def test_a_missing_prefix_ends_with_a_sentence(tmp_path):

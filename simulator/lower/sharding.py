@@ -244,15 +244,16 @@ def _running(
     first: Sequence[Kernel] = (), last: Sequence[Kernel] = (),
 ) -> list[Segment]:  # fmt: skip
     """Return a chain with more kernels before all of its own, and after; joined but by detail."""
-    if s.run.detail == "kernel":
-        return [*_works(first), *chain, *_works(last)]
     for which, before, after in ((0, first, ()), (-1, (), last)):
         if before or after:
             at = _works_of(chain)[which]
-            work = chain[at].cost
+            own, work = chain[at], chain[at].cost
             assert isinstance(work, Work)
             more = replace(work, kernels=(*before, *work.kernels, *after))
-            chain = [*chain[:at], chain[at]._replace(cost=more), *chain[at + 1 :]]
+            rows = [own._replace(cost=more)]
+            if s.run.detail == "kernel":
+                rows = [*_works(before), own, *_works(after)]
+            chain = [*chain[:at], *rows, *chain[at + 1 :]]
     return chain
 
 

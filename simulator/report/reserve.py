@@ -56,12 +56,13 @@ def reserve_assumption(s: Scenario) -> str:
     stated = s.run.allocator_reserve
     also = ["a pool of weights on their way"] * gathers_apart(s)
     also += ["what the loss leaves free between its tensors"] * (shapes(s).loss == "eager")
-    beside = " and ".join(also) or "no other pool"
-    more = "no other hole" if stated == 1 else f"{stated - 1:.4g} of what is allocated"
-    return (
-        f"torch's allocator reserves at the peak, beside what is allocated, {beside}, and {more} "
-        "(run.allocator_reserve)"
-    )
+    also += [f"{stated - 1:.4g} of that (run.allocator_reserve)"] * (stated != 1)
+    if not also:
+        return (
+            "torch's allocator reserves no more than what is allocated at the peak "
+            "(run.allocator_reserve)"
+        )
+    return f"torch's allocator reserves, beside what is allocated at the peak, {', '.join(also)}"
 
 
 def given_back(result: Result, s: Scenario) -> Float64:
