@@ -150,7 +150,8 @@ class Run:
     fused_loss: bool = False
     """Whether the loss is Transformer Engine's kernels (Megatron-LM's --cross-entropy-loss-fusion
     with --cross-entropy-fusion-impl te): the logits are read twice and the gradient is written in
-    fp32, where Megatron-LM's own passes over them a kernel at a time."""
+    fp32, where Megatron-LM's own passes over them a kernel at a time. `loss_in_place` says nothing
+    then."""
     compiled_loss: bool = False
     """Whether the loss is compiled (torch.compile), whatever `loss_in_place` says: it keeps the
     logits as they are and writes nothing in fp32."""
